@@ -1,0 +1,48 @@
+# The two commands of the README: `make study` and `make test`. Each sets up .venv with pip where there is none.
+#
+#   make study                                the study of config/default.yaml
+#   make study CONFIG=config/objectives.yaml  another study, laid over it
+#   make smoke                                the same workflow on small budgets, in minutes
+#   make test                                 linters, then all tests
+#
+# Which torch: pip's own choice on Linux is a build for CUDA. Another one (CPU only, another CUDA) comes from the wheel
+# index that pytorch.org names for it:
+#   make setup PIP_ARGS="--extra-index-url ADDRESS"
+# CONSTRAINTS= drops the pinned versions.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+CONSTRAINTS ?= envs/constraints.txt
+CORES ?= all
+CONFIG ?=
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup study smoke test clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -c 'import sys; sys.exit("draftpool needs Python 3.11 or newer -> make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev]'
+	touch $@
+
+study: $(READY)
+	$(BIN)/snakemake --cores $(CORES) $(if $(CONFIG),--configfile $(CONFIG))
+
+smoke: $(READY)
+	$(BIN)/snakemake --cores $(CORES) --configfile config/smoke.yaml
+
+test: export PATH := $(CURDIR)/$(BIN):$(PATH)
+test: $(READY)
+	ruff check .
+	ruff format --check .
+	snakefmt --check Snakefile workflow
+	snakemake --lint
+	pytest $(PYTEST_ARGS)
+
+clean:
+	rm -rf .venv build *.egg-info src/*.egg-info

@@ -1,0 +1,1 @@
+"""Statistics over the step, sequence and acceptance tables: metrics, regret, headroom, intervals."""

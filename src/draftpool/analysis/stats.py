@@ -1,0 +1,266 @@
+"""The statistics stage: from tables of decoding, scoring and training to tidy CSVs and ``summary.json``.
+
+Figures and tables read only what this stage writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from draftpool.analysis import comparisons, live, training_logs
+from draftpool.analysis.bootstrap import Resampling, mean_interval
+from draftpool.analysis.headroom import headroom, switching
+from draftpool.analysis.metrics import check_acceptance, per_prompt, position_rates, truncate, walk
+from draftpool.analysis.regret import cumulative_regret, query_regret, regret_curves
+from draftpool.analysis.summary import summarise
+from draftpool.analysis.surrogate import rank_correlations
+from draftpool.artefacts import atomic_dir, read_table, write_json, write_provenance
+from draftpool.errors import DraftpoolError
+
+ACCEPTANCE = [
+    "prompt_id",
+    "domain",
+    "repeat",
+    "drafter",
+    "position",
+    "left",
+    "k",
+    "accepted",
+    "committed",
+    "censored",
+    "gamma",
+]
+# Not a stream: every scored prompt, in no order.
+HELD_OUT = "heldout"
+
+Tables = dict[str, pd.DataFrame]
+
+
+def compute_stats(
+    cfg: dict,
+    acceptance: Sequence[Path],
+    decodes: Sequence[Path],
+    training: dict[str, Path] | Sequence[Path],
+    lossless: Path | None,
+    responses: Sequence[Path],
+    benchmarks: Sequence[Path],
+    out: Path,
+) -> None:
+    """Compute every statistic of a study.
+
+    Args:
+        cfg: ``study, domains, drafters, pool, generalist, compare, bootstrap`` (see ``Plan.stats_cfg``).
+        acceptance: Acceptance tables.
+        decodes: Folders with ``steps.parquet`` and ``sequences.parquet``; empty for a study without live
+            decoding.
+        training: Folders with ``training.csv``: by drafter run, or in the order of ``cfg["drafters"]``.
+        lossless: Losslessness report.
+        responses: Response tables, or the folders that hold ``responses.parquet``.
+        benchmarks: Snakemake benchmark files named ``<stage>-<id>.tsv``.
+        out: Folder to write: tidy CSVs (docs/metrics.md) and ``summary.json``.
+
+    Raises:
+        DraftpoolError: If a table breaks an identity, a float32 sequence differs from plain decoding, or
+            inputs do not fit together.
+    """
+    resampling = Resampling(**cfg["bootstrap"])
+    drafters = comparisons.drafter_table(cfg["drafters"])
+    table = _read_acceptance(acceptance, drafters)
+    steps, sequences = live.read_decodes([Path(folder) for folder in decodes])
+    exact = live.exact_dtype(sequences) if len(sequences) else ""
+    timed = live.timed_dtype(sequences) if len(sequences) else ""
+    censored = (
+        table.groupby("drafter", observed=True)["censored"].mean().rename("censored_share").reset_index()
+    )
+    tables = {"drafters": drafters.merge(censored.astype({"drafter": str}), on="drafter")}
+    tables |= _scored(cfg, table, drafters, _read_responses(responses), resampling)
+    tables |= _trained(cfg, training, drafters, resampling)
+    if len(sequences):
+        tables |= _decoded(cfg, steps, sequences, table, exact, timed, resampling)
+    tables["headroom"] = _headroom(cfg, table, sequences, resampling)
+    tables["times"] = live.benchmark_times([Path(file) for file in benchmarks])
+    summary = summarise(tables, lossless, exact, timed, resampling.confidence)
+    with atomic_dir(out) as folder:
+        for name, frame in tables.items():
+            if len(frame):
+                frame.to_csv(folder / f"{name}.csv", index=False)
+        write_json(folder / "summary.json", summary)
+        described = {key: cfg[key] for key in ("study", "domains", "pool", "generalist")}
+        described |= {"confidence": resampling.confidence, "exact_dtype": exact, "timed_dtype": timed}
+        write_json(folder / "meta.json", described)
+        write_provenance(folder, cfg)
+
+
+def _read_acceptance(files: Sequence[Path], drafters: pd.DataFrame) -> pd.DataFrame:
+    if not files:
+        raise DraftpoolError("no acceptance table given", "--acceptance", "score the pool first")
+    table = pd.concat([read_table(Path(file), columns=ACCEPTANCE) for file in files], ignore_index=True)
+    check_acceptance(table)
+    missing = set(drafters["drafter"]) - set(table["drafter"].unique())
+    if missing:
+        raise DraftpoolError(
+            f"drafters never scored: {', '.join(sorted(missing))}", str(files[0]), "score the pool again"
+        )
+    # Categories make every later group-by on names an integer one.
+    return table.astype({"drafter": "category", "prompt_id": "category", "domain": "category"})
+
+
+def _read_responses(paths: Sequence[Path]) -> pd.DataFrame:
+    frames = []
+    for path in map(Path, paths):
+        file = path / "responses.parquet" if path.is_dir() else path
+        frame = read_table(file, columns=["prompt_id", "domain", "response_ids", "finish", "repetition"])
+        frames.append(frame.assign(n_tokens=frame["response_ids"].map(len)).drop(columns="response_ids"))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def _scored(
+    cfg: dict, table: pd.DataFrame, drafters: pd.DataFrame, responses: pd.DataFrame, resampling: Resampling
+) -> Tables:
+    domains = cfg["domains"]
+    runs = per_prompt(walk(table)).astype({"drafter": str, "prompt_id": str, "domain": str})
+    recipes = comparisons.by_recipe(runs, drafters)
+    taus = pd.concat(
+        [
+            comparisons.tau_statistics(runs, domains, "run", resampling),
+            comparisons.tau_statistics(recipes, domains, "recipe", resampling),
+        ],
+        ignore_index=True,
+    )
+    correlations, points = rank_correlations(table, resampling)
+    found = {
+        "tau": taus,
+        "tau_seeds": comparisons.seed_spread(taus, drafters),
+        "tau_prompts": runs.assign(tau=runs["tokens"] / runs["rounds"]),
+        "compare": comparisons.compare(recipes, cfg["compare"], domains, resampling),
+        "specialists": comparisons.specialists(runs, drafters, cfg["generalist"], domains, resampling),
+        "surrogate": correlations,
+        "surrogate_prompts": points,
+    }
+    if len(responses):
+        found["domains"] = comparisons.domain_statistics(
+            responses, runs, cfg["generalist"], domains, resampling
+        )
+    return found
+
+
+def _trained(
+    cfg: dict, training: dict[str, Path] | Sequence[Path], drafters: pd.DataFrame, resampling: Resampling
+) -> Tables:
+    if not isinstance(training, dict):
+        if training and len(training) != len(cfg["drafters"]):
+            raise DraftpoolError(
+                f"{len(training)} training folders for {len(cfg['drafters'])} drafters",
+                "--training",
+                "give one a drafter",
+            )
+        training = {
+            drafter["name"]: folder for drafter, folder in zip(cfg["drafters"], training, strict=False)
+        }
+    logs = training_logs.read_logs(training)
+    found = {
+        "training": training_logs.training_summary(logs),
+        "training_dynamics": training_logs.training_dynamics(logs),
+    }
+    overhead = training_logs.dpace_overhead(logs, drafters, resampling)
+    if overhead:
+        found["overhead"] = pd.DataFrame([overhead.row("relative extra step time")])
+    return found
+
+
+def _decoded(
+    cfg: dict,
+    steps: pd.DataFrame,
+    sequences: pd.DataFrame,
+    table: pd.DataFrame,
+    exact: str,
+    timed: str,
+    resampling: Resampling,
+) -> Tables:
+    found = {
+        "selectors": live.selector_statistics(sequences, cfg["domains"], resampling),
+        "time_split": live.time_split(steps, sequences, resampling),
+        "arm_shares": live.arm_shares(steps, resampling),
+        "position_rates": position_rates(steps),
+        "mismatches": live.mismatches(sequences),
+        "agreement": live.agreement(sequences, table),
+    }
+    # A half-precision text depends on the drafter, so its rounds are not comparable between arms.
+    if exact == "float32" and cfg["pool"]:
+        counted, seconds = sequences[sequences["dtype"] == exact], sequences[sequences["dtype"] == timed]
+        switched = _switched(counted, table[table["drafter"].isin(cfg["pool"])])
+        queries = query_regret(counted, cfg["pool"], switched)
+        wall = query_regret(seconds, cfg["pool"], switched.iloc[:0], column="wall_time")
+        drawn = queries[~queries["selector"].isin(["plain", *_pool_arms(cfg)])]
+        shown = set(drawn["selector"])
+        found["regret"] = _regret_means(queries, wall, cfg["domains"], resampling)
+        found["regret_queries"] = queries
+        found["regret_cumulative"] = cumulative_regret(drawn, resampling)
+        curves = regret_curves(steps[steps["dtype"] == exact], counted, cfg["pool"], resampling)
+        found["regret_tokens"] = curves[curves["selector"].isin(shown)]
+    return found
+
+
+def _pool_arms(cfg: dict) -> list[str]:
+    """Fixed arms but for the generalist, which stands in the curves as the one-size-fits-all choice."""
+    return [f"fixed:{drafter['name']}" for drafter in cfg["drafters"] if drafter["name"] != cfg["generalist"]]
+
+
+def _switched(sequences: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """Rounds of the best switching sequence, cut to the live length: stream, prompt_id, rounds."""
+    frames = []
+    for stream, group in sequences.groupby("stream", observed=True):
+        lengths = group.drop_duplicates(["prompt_id", "repeat"])[["prompt_id", "repeat", "n_tokens"]]
+        cut = truncate(table, lengths)
+        if len(cut):
+            means = switching(cut).groupby("prompt_id", observed=True)["rounds"].mean().reset_index()
+            frames.append(means.assign(stream=stream))
+    return pd.concat(frames) if frames else pd.DataFrame(columns=["stream", "prompt_id", "rounds"])
+
+
+def _regret_means(
+    queries: pd.DataFrame, wall: pd.DataFrame, domains: list[str], resampling: Resampling
+) -> pd.DataFrame:
+    """Mean regret per query: columns stream, selector, scope, reference and the statistic's."""
+    rows = []
+    for frame, references, unit in (
+        (queries, ("best_fixed", "pathwise", "switching"), "rounds/query"),
+        (wall.rename(columns={"best_fixed": "best_fixed_seconds"}), ("best_fixed_seconds",), "s/query"),
+    ):
+        for (stream, selector), cell in frame.groupby(["stream", "selector"], observed=True):
+            for scope in ("all", *domains):
+                group = cell if scope == "all" else cell[cell["domain"] == scope]
+                for reference in references:
+                    values = group[reference].dropna()
+                    if len(values):
+                        head = {
+                            "stream": stream,
+                            "selector": selector,
+                            "scope": scope,
+                            "reference": reference,
+                        }
+                        rows.append({**head, **mean_interval(values, resampling).row(unit)})
+    return pd.DataFrame(rows)
+
+
+def _headroom(
+    cfg: dict, table: pd.DataFrame, sequences: pd.DataFrame, resampling: Resampling
+) -> pd.DataFrame:
+    if not cfg["pool"]:
+        return pd.DataFrame()
+    pool = table[table["drafter"].isin({*cfg["pool"], cfg["generalist"]})].copy()
+    pool["drafter"] = pool["drafter"].cat.remove_unused_categories()
+    streams = {HELD_OUT: set(pool["prompt_id"])}
+    if len(sequences):
+        streams |= {
+            stream: set(group["prompt_id"]) for stream, group in sequences.groupby("stream", observed=True)
+        }
+    frames = []
+    for stream, prompts in streams.items():
+        own = pool[pool["prompt_id"].isin(prompts)]
+        if len(own):
+            frames.append(headroom(own, cfg["generalist"], stream, resampling))
+    return pd.concat(frames, ignore_index=True)

@@ -1,0 +1,41 @@
+"""Reading what ``compute_stats`` wrote: tidy CSVs and the study's description."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from draftpool.artefacts import read_json
+from draftpool.errors import DraftpoolError
+
+
+def read_tidy(stats: Path, name: str) -> pd.DataFrame:
+    """Read ``<name>.csv`` of a statistics folder.
+
+    Raises:
+        DraftpoolError: If the study has no such data.
+    """
+    file = Path(stats) / f"{name}.csv"
+    if not file.is_file():
+        raise DraftpoolError(
+            f"this study has no {name} statistics", str(file), "do not ask for this figure or table here"
+        )
+    return pd.read_csv(file)
+
+
+def read_meta(stats: Path) -> dict:
+    """Read the study's name, domains, pool, generalist, confidence, exact_dtype and timed_dtype."""
+    return read_json(Path(stats) / "meta.json")
+
+
+def main_stream(frame: pd.DataFrame) -> str:
+    """Stream that headline figures show: ``mixed`` where there is one, else the first by name."""
+    streams = sorted(frame["stream"].unique())
+    return "mixed" if "mixed" in streams else streams[0]
+
+
+def recipe_rows(drafters: pd.DataFrame) -> pd.DataFrame:
+    """One row per recipe (the first seed's), with the number of seeds in ``seeds``, in the study's order."""
+    seeds = drafters.groupby("recipe", sort=False)["drafter"].size().rename("seeds")
+    return drafters.drop_duplicates("recipe").merge(seeds.reset_index(), on="recipe")

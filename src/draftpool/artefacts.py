@@ -1,0 +1,203 @@
+"""Reading and writing artefacts: atomic, so that nothing half-written is ever taken for complete."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftpool.errors import DraftpoolError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@contextmanager
+def _replacing(path: Path, make_temporary) -> Iterator[Path]:
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = make_temporary(path)
+        yield temporary
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DraftpoolError("the disk is full", str(path), "free some space and run the same command again") from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise DraftpoolError("cannot write here", str(path), "check the permissions of the folder") from error
+        raise
+    finally:
+        if "temporary" in locals():
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink(missing_ok=True)
+
+
+def _temporary_file(path: Path) -> Path:
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    os.chmod(name, 0o644)
+    return Path(name)
+
+
+def _temporary_dir(path: Path) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    folder.chmod(0o755)
+    return folder
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary file beside ``path`` that replaces it on success and is removed on any error.
+
+    Raises:
+        DraftpoolError: If the disk is full or the folder cannot be written.
+    """
+    with _replacing(Path(path), _temporary_file) as temporary:
+        yield temporary
+
+
+@contextmanager
+def atomic_dir(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes ``path`` on success and is removed on any error.
+
+    Raises:
+        DraftpoolError: If the disk is full or the folder cannot be written.
+    """
+    with _replacing(Path(path), _temporary_dir) as temporary:
+        yield temporary
+
+
+def canonical_json(value: Any) -> str:
+    """Return the one JSON text of ``value``: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        DraftpoolError: If the file is missing or not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DraftpoolError("file not found", str(path), "run the stage that makes it") from error
+    except ValueError as error:
+        raise DraftpoolError(f"not valid JSON ({error})", str(path), "delete it and run snakemake again") from error
+
+
+def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
+    """Write one JSON object a line, atomically."""
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as handle:
+        for row in rows:
+            handle.write(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    """Read one JSON object a line.
+
+    Raises:
+        DraftpoolError: If the file is missing or a line is not JSON (named by its number).
+    """
+    rows = []
+    try:
+        with Path(path).open(encoding="utf-8") as handle:
+            for number, line in enumerate(handle, start=1):
+                try:
+                    rows.append(json.loads(line))
+                except ValueError as error:
+                    raise DraftpoolError(f"line {number} is not valid JSON", str(path), "delete the file and rerun") from error
+    except FileNotFoundError as error:
+        raise DraftpoolError("file not found", str(path), "run the stage that makes it") from error
+    return rows
+
+
+def write_table(path: Path, frame: pd.DataFrame) -> None:
+    """Write a data frame as Parquet, atomically and without its index."""
+    with atomic_path(path) as temporary:
+        frame.to_parquet(temporary, index=False)
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
+    """Read a Parquet table.
+
+    Raises:
+        DraftpoolError: If the file is missing or damaged.
+    """
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path, columns=columns)
+    except FileNotFoundError as error:
+        raise DraftpoolError("table not found", str(path), "run the stage that makes it") from error
+    except (OSError, ValueError) as error:
+        raise DraftpoolError(f"damaged table ({error})", str(path), "delete it and run snakemake again") from error
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file as 64 hex digits."""
+    with Path(path).open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _git(*arguments: str) -> str | None:
+    # Where the package lies, not where the user stands: results may live on another disk.
+    here = Path(__file__).resolve().parent
+    try:
+        answer = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def provenance() -> dict:
+    """Return what made an artefact: command, versions, git commit (with a dirty flag)."""
+    import platform
+
+    packages = ("draftpool", "torch", "transformers", "datasets", "numpy", "pandas", "scipy", "snakemake")
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "versions": {package: _version(package) for package in packages},
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def write_provenance(folder: Path, cfg: dict, extra: dict | None = None) -> None:
+    """Write ``resolved.yaml`` (feeds back into the same stage by ``--cfg @file``) and ``provenance.json``."""
+    import yaml
+
+    folder = Path(folder)
+    with atomic_path(folder / "resolved.yaml") as temporary:
+        temporary.write_text(yaml.safe_dump(cfg, sort_keys=True), encoding="utf-8")
+    write_json(folder / "provenance.json", provenance() | (extra or {}))

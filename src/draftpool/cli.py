@@ -1,0 +1,198 @@
+"""`draftpool <stage> ...`: parses flags and calls one function per stage. Snakemake rules call these."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import json
+import signal
+import sys
+from pathlib import Path
+
+from draftpool.errors import DraftpoolError
+
+# Stage -> module and function. Rules take the code digest of the same module.
+STAGES = {
+    "fetch_target": "draftpool.targets.fetch:fetch_target",
+    "prepare_prompts": "draftpool.data.prompts:prepare_prompts",
+    "generate_responses": "draftpool.data.responses:generate_responses",
+    "train_drafter": "draftpool.training.train:train_drafter",
+    "check_lossless": "draftpool.decoding.lossless:check_lossless",
+    "score_pool": "draftpool.replay.score:score_pool",
+    "decode_live": "draftpool.decoding.live:decode_live",
+    "compute_stats": "draftpool.analysis.stats:compute_stats",
+}
+
+
+def _cfg(text: str) -> dict:
+    """Parse ``--cfg``: a JSON object, or ``@resolved.yaml`` of an earlier run of the same stage."""
+    if text.startswith("@"):
+        from draftpool.config.load import read_yaml
+
+        return read_yaml(Path(text[1:]))
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise DraftpoolError(
+            f"not a JSON object ({error})", "flag --cfg", "give JSON, or @ and the name of a resolved.yaml"
+        ) from error
+    if not isinstance(value, dict):
+        raise DraftpoolError(
+            "not a JSON object", "flag --cfg", "give JSON, or @ and the name of a resolved.yaml"
+        )
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="draftpool", description="Which drafter should write the next block?"
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="STAGE")
+
+    def stage(name: str, help_text: str, **flags: str) -> None:
+        command = commands.add_parser(name, help=help_text)
+        command.add_argument("--cfg", required=True, help="stage configuration as JSON, or @FILE.yaml")
+        for flag, kind in flags.items():
+            many = kind.endswith("s")
+            command.add_argument(
+                f"--{flag}",
+                type=Path,
+                required=not many and not kind.startswith("optional"),
+                # An empty list of a Snakemake input leaves a flag without a value.
+                nargs="*" if many else "?" if kind.startswith("optional") else None,
+                default=[] if many else None,
+                help=kind,
+            )
+        command.add_argument("--threads", type=int, default=None, help="cores to use")
+        command.add_argument("--out", type=Path, required=True, help="what to write")
+
+    stage("fetch_target", "fetch the target model and convert it to a safetensors folder")
+    stage("prepare_prompts", "read one domain's prompts out of pinned archives")
+    stage("generate_responses", "let the target answer the prompts", target="folder", prompts="folder")
+    stage(
+        "train_drafter",
+        "train one drafter",
+        target="folder",
+        responses="folders",
+        init="optional folder",
+        state="folder",
+    )
+    stage(
+        "check_lossless",
+        "compare speculative with plain decoding",
+        target="folder",
+        prompts="folders",
+        drafters="folders",
+    )
+    stage(
+        "score_pool",
+        "make the acceptance table",
+        target="folder",
+        responses="folders",
+        drafters="folders",
+        state="folder",
+    )
+    stage(
+        "decode_live",
+        "decode a stream under every selector",
+        target="folder",
+        prompts="folders",
+        drafters="folders",
+        lossless="file",
+        state="folder",
+    )
+    stage(
+        "compute_stats",
+        "turn tables into statistics",
+        acceptance="files",
+        decodes="folders",
+        training="folders",
+        lossless="optional file",
+        responses="folders",
+        benchmarks="files",
+    )
+    for name, help_text in (("draw_figure", "draw one figure"), ("write_table", "write one table")):
+        command = commands.add_parser(name, help=help_text)
+        command.add_argument("--name", required=True, help="module of the figure or table")
+        command.add_argument("--stats", type=Path, required=True, help="folder written by compute_stats")
+        command.add_argument(
+            "--out",
+            type=Path,
+            required=True,
+            help="PNG (figure) or CSV (table); the other formats lie beside it",
+        )
+    command = commands.add_parser(
+        "write_config_docs", help="write config/schema.json and config/README.md from the models"
+    )
+    command.add_argument("--out", type=Path, default=Path("config"), help="folder")
+    command = commands.add_parser(
+        "check_config", help="check configuration files, later ones laid over earlier ones"
+    )
+    command.add_argument("files", type=Path, nargs="+")
+    return parser
+
+
+def _run_stage(arguments: argparse.Namespace) -> None:
+    flags = dict(vars(arguments))
+    command, threads = flags.pop("command"), flags.pop("threads")
+    cfg = _cfg(flags.pop("cfg"))
+    module_name, function_name = STAGES[command].split(":")
+    if threads is not None and command not in ("prepare_prompts", "compute_stats"):
+        import torch
+
+        torch.set_num_threads(max(1, threads))
+    getattr(importlib.import_module(module_name), function_name)(cfg, **flags)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    if arguments.command in STAGES:
+        _run_stage(arguments)
+    elif arguments.command == "draw_figure":
+        importlib.import_module(f"draftpool.figures.{arguments.name}").draw(arguments.stats, arguments.out)
+    elif arguments.command == "write_table":
+        importlib.import_module(f"draftpool.tables.{arguments.name}").write(arguments.stats, arguments.out)
+    elif arguments.command == "write_config_docs":
+        from draftpool.config.reference import write_reference
+
+        write_reference(arguments.out)
+    else:
+        from draftpool.config.load import load
+        from draftpool.config.plan import Plan
+        from draftpool.config.stages import check_kinds
+
+        plan = Plan(load(*arguments.files))
+        check_kinds(plan)
+        plan.by_stage()
+        print("configuration is valid")
+
+
+def _stop(signum: int, frame: object) -> None:
+    # A cluster ends a job by SIGTERM: unwind as for Ctrl-C, so that no temporary file stays.
+    raise KeyboardInterrupt
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one sub-command; returns the exit status (2: bad input, 130: interrupted)."""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        _run(_parser().parse_args(argv))
+    except DraftpoolError as error:
+        print(f"draftpool: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("draftpool: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            print(
+                "draftpool: error: the disk is full -> free some space and run the same command again",
+                file=sys.stderr,
+            )
+            return 2
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""Artefact ids: a readable slug and 12 hex digits over the fields that change the result."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from draftpool.artefacts import canonical_json
+
+ID_PATTERN = r"[a-z0-9][a-z0-9._-]*-[0-9a-f]{12}"
+
+
+def make_id(slug: str, fields: dict) -> str:
+    """Return ``<slug>-<12 hex>``, hashed over the canonical JSON of ``fields`` (upstream ids included)."""
+    readable = re.sub(r"[^a-z0-9._-]+", "-", slug.lower()).strip("-.") or "x"
+    return f"{readable[:48]}-{hashlib.sha256(canonical_json(fields).encode()).hexdigest()[:12]}"

@@ -1,0 +1,146 @@
+"""Load YAML, merge overlays, fill in recipes and check; every mistake is one line that names the key."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from draftpool.config import models
+from draftpool.errors import DraftpoolError
+
+SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+
+
+def merge(base: Any, overlay: Any) -> Any:
+    """Return ``base`` with ``overlay`` laid over it: mappings deeply, everything else replaced."""
+    if isinstance(base, dict) and isinstance(overlay, dict):
+        merged = dict(base)
+        for key, value in overlay.items():
+            merged[key] = merge(base[key], value) if key in base else value
+        return merged
+    return copy.deepcopy(overlay)
+
+
+def read_yaml(path: Path) -> dict:
+    """Read one YAML file with the safe loader.
+
+    Raises:
+        DraftpoolError: If the file is missing, is not YAML or is not a mapping.
+    """
+    try:
+        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DraftpoolError(
+            "no such configuration file", str(path), "check the name after --configfile"
+        ) from error
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        line = f" in line {place.line + 1}" if place else ""
+        raise DraftpoolError(f"not valid YAML{line}", str(path), "check indentation and quotes") from error
+    if not isinstance(value, dict):
+        raise DraftpoolError("must hold `key: value` pairs", str(path), "see config/default.yaml")
+    return value
+
+
+def _model_at(location: tuple) -> type[BaseModel] | None:
+    """Follow a location into the models, to suggest a key that exists there."""
+    model: Any = models.Study
+    for part in location:
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return None
+        field = model.model_fields.get(str(part))
+        if field is None:
+            # A key of a mapping (domain name, recipe name): the model stays that of the mapping's values.
+            continue
+        found = re.findall(r"draftpool\.config\.models\.(\w+)", str(field.annotation))
+        model = getattr(models, found[0]) if found else None
+    return model
+
+
+def _suggest(location: tuple) -> str:
+    model = _model_at(location[:-1])
+    known = list(model.model_fields) if model else []
+    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"known keys here: {', '.join(known)}" if known else "see config/README.md"
+
+
+def explain(error: ValidationError) -> DraftpoolError:
+    """Turn the most telling complaint of pydantic into one line that names key and remedy."""
+    # A misspelt key also leaves its right spelling missing: the unknown key is what to name.
+    order = {"extra_forbidden": 0, "missing": 2}
+    first = min(error.errors(), key=lambda complaint: order.get(complaint["type"], 1))
+    location = tuple(
+        part for part in first["loc"] if not str(part).startswith(("literal[", "list[", "function-"))
+    )
+    where = "config key `" + ".".join(str(part) for part in location) + "`"
+    value = first.get("input")
+    if first["type"] == "extra_forbidden":
+        return DraftpoolError("unknown key", where, _suggest(location))
+    if first["type"] == "missing":
+        return DraftpoolError("is missing", where, "add it; config/README.md says what it is")
+    if isinstance(value, str) and SCIENTIFIC.fullmatch(value):
+        return DraftpoolError(
+            f"{value!r} is text in YAML 1.1, not a number",
+            where,
+            f"write it with a decimal point, for example {float(value):.1e}",
+        )
+    shown = repr(value) if len(repr(value)) < 60 else type(value).__name__
+    return DraftpoolError(f"{first['msg']} (found {shown})", where, "see config/README.md")
+
+
+def overlay_recipe(base: dict, recipe: dict) -> dict:
+    """Return ``base`` with ``recipe`` laid over it; of another objective only the reduction is kept."""
+    merged = merge(base, recipe)
+    ours, theirs = recipe.get("objective"), base.get("objective")
+    if (
+        isinstance(ours, dict)
+        and isinstance(theirs, dict)
+        and ours.get("kind", theirs.get("kind")) != theirs.get("kind")
+    ):
+        # Parameters of one objective mean nothing to another.
+        merged["objective"] = {key: theirs[key] for key in ("reduction",) if key in theirs} | ours
+    return merged
+
+
+def _fill_recipes(raw: dict) -> dict:
+    """Lay every recipe over `drafter_defaults`, so that what pydantic checks is what runs."""
+    defaults = raw.get("drafter_defaults") or {}
+    drafters = raw.get("drafters")
+    if not isinstance(drafters, dict) or not isinstance(defaults, dict):
+        return raw
+    filled = {
+        name: overlay_recipe(defaults, recipe) if isinstance(recipe, dict) else recipe
+        for name, recipe in drafters.items()
+    }
+    return raw | {"drafters": filled}
+
+
+def resolve(raw: dict) -> models.Study:
+    """Check a merged configuration.
+
+    Args:
+        raw: The mapping that Snakemake holds as ``config``.
+
+    Raises:
+        DraftpoolError: One line naming the key, what is wrong and what to do.
+    """
+    try:
+        return models.Study.model_validate(_fill_recipes(raw))
+    except ValidationError as error:
+        raise explain(error) from error
+
+
+def load(*paths: Path) -> models.Study:
+    """Read YAML files, later ones laid over earlier ones, and check the result."""
+    raw: dict = {}
+    for path in paths:
+        raw = merge(raw, read_yaml(path))
+    return resolve(raw)

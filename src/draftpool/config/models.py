@@ -1,0 +1,311 @@
+"""Every option of a study, as strict pydantic models; config/README.md and schema.json are made of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def named(value: dict) -> dict:
+    """Check that keys are names and sort them: the order of keys in a file means nothing."""
+    for key in value:
+        if not NAME.fullmatch(key):
+            raise ValueError(
+                f"name {key!r} must be lower-case letters, digits and underscores, starting with a letter"
+            )
+    return dict(sorted(value.items()))
+
+
+class Strict(BaseModel):
+    """Base of all blocks: unknown keys and silent type conversions are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
+
+
+class Archive(Strict):
+    """A file of a package registry, pinned by version and SHA-256, read as an archive and never installed."""
+
+    package: str = Field(description="Name on the Python package index.")
+    version: str = Field(description="Exact version.")
+    filename: str = Field(description="File name of the wheel.")
+    sha256: str = Field(description="SHA-256 of the wheel, 64 hex digits.", pattern="^[0-9a-f]{64}$")
+
+
+class Target(Strict):
+    """The large model whose text is kept; everything else only makes it faster."""
+
+    name: str = Field(description="Short readable name, used in ids.", pattern="^[a-z0-9][a-z0-9._-]*$")
+    source: Literal["package", "hub", "path"] = Field(
+        description="Where the weights come from: a GGUF inside a pinned package, the Hub, or a local folder."
+    )
+    archive: Archive | None = Field(None, description="`source: package`: the pinned package.")
+    member: str | None = Field(
+        None, description="`source: package`: path of the GGUF file inside the package."
+    )
+    model_id: str | None = Field(
+        None, description="`source: hub`: repository name, for example `Qwen/Qwen3-8B`."
+    )
+    revision: str | None = Field(None, description="`source: hub`: commit or tag; pin it.")
+    path: str | None = Field(
+        None, description="`source: path`: folder with config, tokenizer and safetensors."
+    )
+    taps: list[int] | None = Field(
+        None,
+        description="Target layers (0-based; the layer's output is taken) whose hidden states feed the "
+        "drafters. Empty: 5 layers spread from the 2nd to the 3rd-to-last (DFlash, section 4).",
+    )
+
+    @model_validator(mode="after")
+    def _source_has_its_fields(self):
+        needs = {"package": ("archive", "member"), "hub": ("model_id",), "path": ("path",)}[self.source]
+        for name in needs:
+            if getattr(self, name) is None:
+                raise ValueError(f"`source: {self.source}` needs `{name}`")
+        return self
+
+
+class PromptSource(Strict):
+    """One place that prompts are read from."""
+
+    source: Literal["archive", "hub", "path"] = Field(
+        description="A pinned archive, a Hub data set, or a local file."
+    )
+    archive: str | None = Field(None, description="`archive`: key of the `archives` block.")
+    member: str | None = Field(None, description="`archive`: path or glob inside the archive.")
+    format: Literal["jsonl", "json", "yaml"] | None = Field(None, description="Format of the member.")
+    dataset: str | None = Field(
+        None, description="`hub`: data set name, or a local folder that `datasets` reads."
+    )
+    name: str | None = Field(None, description="`hub`: configuration name of the data set.")
+    split_name: str | None = Field(None, description="`hub`: split to read.")
+    revision: str | None = Field(None, description="`hub`: commit or tag; pin it.")
+    path: str | None = Field(None, description="`path`: a JSON Lines or Parquet file.")
+    reader: str | None = Field(
+        None, description="Registered function for oddly shaped rows (`data/readers.py`)."
+    )
+    template: str | None = Field(None, description="User message with `{field}` place holders.")
+    reference: str | None = Field(None, description="Field with the reference answer.")
+    group: str | None = Field(
+        None, description="Field or registered function: rows of a group stay on one side of the split."
+    )
+    where: dict[str, Any] | None = Field(None, description="Keep rows whose fields have these values.")
+    subset: str = Field(description="Label of this source in the prompt table.")
+    split: Literal["train", "eval", "both"] = Field(description="Which side the rows may go to.")
+    licence: str = Field(description="Licence as declared by the source.")
+
+
+class Domain(Strict):
+    """One domain of prompts."""
+
+    train: Annotated[int, Field(ge=0)] = Field(
+        description="Training prompts wanted (specialists may use all of them)."
+    )
+    eval: Annotated[int, Field(ge=1)] = Field(description="Held-out prompts wanted.")
+    max_prompt_chars: int | None = Field(None, description="Longer user messages are left out.", ge=1)
+    split_by: Literal["group"] | None = Field(None, description="`group`: split `both` sources by group.")
+    near_duplicate_jaccard: float = Field(
+        0.8,
+        description="Training rows with a higher word Jaccard to a held-out row are dropped.",
+        gt=0.0,
+        le=1.0,
+    )
+    sources: list[PromptSource] = Field(description="Where the prompts come from.", min_length=1)
+
+
+class Responses(Strict):
+    """The target's own greedy answers, which drafters are trained and scored on."""
+
+    max_new_tokens: int = Field(96, description="Tokens per answer, end-of-text token included.", ge=2)
+    max_prompt_tokens: int = Field(
+        256, description="Longer prompts (chat template applied) are left out.", ge=8
+    )
+    batch_sequences: int = Field(48, description="Answers written at the same time.", ge=1)
+
+
+class DrafterModel(Strict):
+    """Shape of a block drafter (DFlash)."""
+
+    n_layers: int = Field(2, description="Draft layers.", ge=1)
+    block_size: int = Field(
+        4, description="Anchor plus drafted slots; a block drafts block_size - 1 tokens.", ge=2
+    )
+    draft_vocab: int | None = Field(
+        8192,
+        description="Reduced vocabulary: most frequent ids of the training answers. Null: the whole one.",
+        ge=16,
+    )
+
+
+class Training(Strict):
+    """Optimiser and budget."""
+
+    steps: int = Field(400, description="Optimiser steps.", ge=1)
+    batch_sequences: int = Field(8, description="Sequences per step.", ge=1)
+    anchors_per_sequence: int = Field(
+        32, description="Anchors drawn per sequence and step (at most all positions).", ge=1
+    )
+    lr: float = Field(1.0e-3, description="Peak learning rate of AdamW.", gt=0.0)
+    weight_decay: float = Field(0.01, description="Weight decay of AdamW.", ge=0.0)
+    warmup_ratio: float = Field(
+        0.04, description="Share of the steps with rising learning rate; then cosine to zero.", ge=0.0, lt=1.0
+    )
+    clip: float | None = Field(1.0, description="Gradient norm limit; null: none.", gt=0.0)
+    checkpoint_every: int = Field(100, description="Steps between checkpoints.", ge=1)
+
+
+class Objective(BaseModel):
+    """Training objective: `kind` names a registered objective, the other keys are its parameters."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    kind: str = Field(
+        description="Registered objective, for example `dpace` or `dflash` (docs/add-an-objective.md)."
+    )
+    reduction: Literal["anchor_mean", "weight_mean", "sequence_sum", "published"] = Field(
+        "anchor_mean", description="How weighted token losses become one number."
+    )
+
+
+class Recipe(Strict):
+    """How one drafter (or one per domain) is made. Missing blocks come from `drafter_defaults`."""
+
+    kind: Literal["block"] = Field("block", description="Kind of drafter.")
+    role: Literal["generalist", "specialist", "sweep"] = Field(
+        "generalist", description="Its part in the study."
+    )
+    per_domain: bool = Field(False, description="Make one drafter per domain, called `<recipe>_<domain>`.")
+    domains: list[str] | Literal["all"] = Field("all", description="Domains it is trained on.")
+    prompts_per_domain: int = Field(150, description="Training prompts used of each domain.", ge=1)
+    seeds: list[int] = Field(default=[0], description="Training seeds; one drafter each.", min_length=1)
+    init: str = Field(
+        "target_layers",
+        description="`target_layers` (copies of the target's deepest layers), `random`, or the name of a "
+        "drafter to start from, for example `generalist-s0`.",
+    )
+    objective: Objective = Field(description="Training objective.")
+    model: DrafterModel = Field(description="Shape.")
+    training: Training = Field(description="Budget.")
+    group: str = Field("", description="Sweep axis this drafter belongs to.")
+
+
+class Sweep(Strict):
+    """Variations of one recipe: every combination of the listed overrides becomes a drafter."""
+
+    base: str = Field(description="Recipe that is varied.")
+    group: str = Field(description="Axis shown in the figures, for example `objective` or `alpha`.")
+    over: dict[str, dict[str, Any]] = Field(
+        description="Variant name -> overriding part of the recipe, "
+        "for example `{b8: {model: {block_size: 8}}}`."
+    )
+    seeds: list[int] | None = Field(None, description="Training seeds; null: those of the base.")
+
+    @field_validator("over")
+    @classmethod
+    def _variants_are_names(cls, value: dict) -> dict:
+        return named(value)
+
+
+class Stream(Strict):
+    """An order of evaluation prompts that every selector meets."""
+
+    domains: list[str] | Literal["all"] = Field("all", description="Domains mixed.")
+    prompts_per_domain: int = Field(4, description="Held-out prompts of each domain.", ge=1)
+    order: Literal["shuffled", "blocks"] = Field(
+        "shuffled", description="Shuffled over domains, or domain after domain."
+    )
+    seed: int = Field(0, description="Seed of the order.")
+
+
+class Decode(Strict):
+    """Live decoding of the target with the pool."""
+
+    streams: dict[str, Stream] = Field(default={}, description="Named streams.")
+    max_new_tokens: int = Field(64, description="Tokens per answer, end-of-text token included.", ge=2)
+    temperature: float = Field(0.0, description="0 is greedy.", ge=0.0)
+    repeats: int = Field(1, description="Sampled texts per prompt (one at temperature 0).", ge=1)
+    selector_seeds: list[int] = Field(default=[0], description="Seeds of the learners.", min_length=1)
+    dtypes: list[Literal["float32", "bfloat16"]] | Literal["auto"] = Field(
+        "auto", description="`auto`: float32, and bfloat16 too where the processor multiplies it natively."
+    )
+    warmup_prompts: int = Field(1, description="Untimed prompts at the start.", ge=0)
+
+    @field_validator("streams")
+    @classmethod
+    def _streams_are_names(cls, value: dict) -> dict:
+        return named(value)
+
+
+class Lossless(Strict):
+    """The gate before live decoding."""
+
+    prompts_per_domain: int = Field(4, description="Held-out prompts of each domain.", ge=1)
+    max_new_tokens: int = Field(64, description="Tokens per answer.", ge=2)
+    bfloat16_prompts: int = Field(6, description="Prompts on which bfloat16 is compared with float32.", ge=0)
+
+
+class Score(Strict):
+    """The acceptance table."""
+
+    prompts_per_domain: int | None = Field(
+        None, description="Held-out prompts of each domain; null: all.", ge=1
+    )
+
+
+class Bootstrap(Strict):
+    """Intervals over prompts."""
+
+    n_resamples: int = Field(2000, description="Bootstrap resamples.", ge=100)
+    confidence: float = Field(0.95, description="Coverage.", gt=0.5, lt=1.0)
+    seed: int = Field(0, description="Seed of the resampling.")
+
+
+class Compare(Strict):
+    """A paired comparison of two recipes, seeds averaged within a prompt."""
+
+    a: str = Field(description="Recipe.")
+    b: str = Field(description="Recipe it is compared with.")
+
+
+class Study(Strict):
+    """A whole study."""
+
+    experiment: str = Field(
+        description="Name of the study; its tables and figures lie in `results/<experiment>/`."
+    )
+    seed: int = Field(0, description="Seed of prompt sampling.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: a GPU where there is one.")
+    threads: int | None = Field(
+        None, description="Cores per heavy job; null: all that snakemake may use.", ge=1
+    )
+    target: Target = Field(description="The target model.")
+    archives: dict[str, Archive] = Field(description="Pinned packages that prompts are read from.")
+    domains: dict[str, Domain] = Field(description="Prompt domains.", min_length=1)
+    responses: Responses = Field(default=Responses(), description="The target's answers.")
+    drafter_defaults: dict[str, Any] = Field(default={}, description="Blocks that every recipe starts from.")
+    drafters: dict[str, Recipe] = Field(description="Recipes.", min_length=1)
+    sweeps: dict[str, Sweep] = Field(default={}, description="Variations of recipes.")
+    pool: list[str] = Field(default=[], description="Drafters that selectors choose from.")
+    generalist: str = Field(description="The one-size-fits-all drafter of comparisons.")
+    selectors: dict[str, dict[str, Any]] = Field(
+        default={}, description="Name -> `kind` and parameters (docs/add-a-selector.md)."
+    )
+    decode: Decode = Field(default=Decode(), description="Live decoding.")
+    lossless: Lossless = Field(default=Lossless(), description="Losslessness gate.")
+    score: Score = Field(default=Score(), description="Acceptance table.")
+    bootstrap: Bootstrap = Field(default=Bootstrap(), description="Intervals.")
+    compare: list[Compare] = Field(default=[], description="Paired comparisons of recipes.")
+
+    @field_validator("experiment")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError("must be lower-case letters, digits and underscores, starting with a letter")
+        return value
+
+    @field_validator("archives", "domains", "drafters", "sweeps", "selectors")
+    @classmethod
+    def _keys_are_names(cls, value: dict) -> dict:
+        return named(value)

@@ -1,0 +1,355 @@
+"""From a study to its artefacts: which stage reads which part of the configuration, kept under which id.
+
+Snakemake rules only look things up here. A stage's ``cfg`` holds exactly the fields that change its result,
+so that a label, the order of keys or an unrelated option reruns nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from draftpool.config import hardware
+from draftpool.config.ids import make_id
+from draftpool.config.load import explain, merge, overlay_recipe
+from draftpool.config.models import Recipe, Study
+from draftpool.errors import DraftpoolError
+
+SPLITS = ("train", "eval")
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One cached result: its id, the configuration of its stage and the drafters or upstream ids it reads.
+
+    ``state`` names the scratch folder of its stage where that is not the id: finished parts of the scratch
+    then serve another configuration too.
+    """
+
+    id: str
+    cfg: dict
+    inputs: dict[str, Any] = field(default_factory=dict)
+    state: str = ""
+
+
+@dataclass(frozen=True)
+class DrafterRun:
+    """A recipe at one training seed."""
+
+    name: str
+    recipe_name: str
+    recipe: Recipe
+    seed: int
+    domains: list[str]
+    home: str | None
+    init_from: str | None
+
+
+class Plan:
+    """All artefacts of a study.
+
+    Raises:
+        DraftpoolError: If names do not fit together (unknown drafter, domain, archive, circular start).
+    """
+
+    def __init__(self, study: Study):
+        self.study = study
+        self.runs = {run.name: run for run in self._expand()}
+        self._drafters: dict[str, Artefact] = {}
+        self._check()
+
+    # -- drafters -----------------------------------------------------------------------------------------
+
+    def _domains(self, wanted: list[str] | str, where: str) -> list[str]:
+        known = list(self.study.domains)
+        if wanted == "all":
+            return known
+        for name in wanted:
+            if name not in known:
+                raise DraftpoolError(
+                    f"unknown domain `{name}`", f"config key `{where}`", f"known domains: {', '.join(known)}"
+                )
+        return list(wanted)
+
+    def _recipes(self) -> dict[str, Recipe]:
+        recipes = dict(self.study.drafters)
+        for sweep_name, sweep in self.study.sweeps.items():
+            where = f"config key `sweeps.{sweep_name}.base`"
+            if sweep.base not in self.study.drafters:
+                raise DraftpoolError(
+                    f"unknown recipe `{sweep.base}`", where, f"known: {', '.join(self.study.drafters)}"
+                )
+            base = self.study.drafters[sweep.base].model_dump()
+            for variant, override in sweep.over.items():
+                changed = overlay_recipe(base, override) | {"role": "sweep", "group": sweep.group}
+                if sweep.seeds is not None:
+                    changed["seeds"] = sweep.seeds
+                recipes[f"{sweep_name}_{variant}"] = _recipe(changed, f"sweeps.{sweep_name}.over.{variant}")
+        return recipes
+
+    def _expand(self):
+        for name, recipe in self._recipes().items():
+            domains = self._domains(recipe.domains, f"drafters.{name}.domains")
+            targets = (
+                [(f"{name}_{domain}", [domain], domain) for domain in domains]
+                if recipe.per_domain
+                else [(name, domains, None)]
+            )
+            for run_name, trained_on, home in targets:
+                for seed in recipe.seeds:
+                    init_from = None if recipe.init in ("target_layers", "random") else recipe.init
+                    yield DrafterRun(
+                        f"{run_name}-s{seed}", run_name, recipe, seed, trained_on, home, init_from
+                    )
+
+    def _known_drafter(self, name: str, where: str) -> None:
+        if name not in self.runs:
+            raise DraftpoolError(
+                f"unknown drafter `{name}`",
+                f"config key `{where}`",
+                f"known drafters: {', '.join(self.runs)}",
+            )
+
+    def _check(self) -> None:
+        for name in self.study.pool:
+            self._known_drafter(name, "pool")
+        self._known_drafter(self.study.generalist, "generalist")
+        if self.study.pool and self.study.generalist not in self.study.pool:
+            raise DraftpoolError(
+                "the generalist is not in the pool", "config key `pool`", f"add `{self.study.generalist}`"
+            )
+        recipes = {run.recipe_name for run in self.runs.values()}
+        for compare in self.study.compare:
+            for name in (compare.a, compare.b):
+                if name not in recipes:
+                    raise DraftpoolError(
+                        f"unknown recipe `{name}`",
+                        "config key `compare`",
+                        f"known: {', '.join(sorted(recipes))}",
+                    )
+        for name, run in self.runs.items():
+            seen, at = {name}, run
+            while at.init_from is not None:
+                self._known_drafter(at.init_from, f"drafters.{at.recipe_name}.init")
+                at = self.runs[at.init_from]
+                if at.name in seen:
+                    raise DraftpoolError(
+                        "drafters start from each other in a circle",
+                        f"config key `drafters.{name}.init`",
+                        "start one from `target_layers`",
+                    )
+                seen.add(at.name)
+        for name, domain in self.study.domains.items():
+            for source in domain.sources:
+                if source.source == "archive" and source.archive not in self.study.archives:
+                    raise DraftpoolError(
+                        f"unknown archive `{source.archive}`",
+                        f"config key `domains.{name}.sources`",
+                        f"known: {', '.join(self.study.archives)}",
+                    )
+        for name, stream in self.study.decode.streams.items():
+            self._domains(stream.domains, f"decode.streams.{name}.domains")
+            if not self.study.pool:
+                raise DraftpoolError(
+                    "live decoding needs a pool",
+                    "config key `pool`",
+                    "list drafters, or empty `decode.streams`",
+                )
+
+    # -- artefacts ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def target(self) -> Artefact:
+        """The target folder."""
+        cfg = self.study.target.model_dump(exclude={"taps", "name"})
+        return Artefact(make_id(self.study.target.name, cfg), cfg)
+
+    @cached_property
+    def prompts(self) -> dict[str, Artefact]:
+        """The prompt folder of each domain."""
+        made = {}
+        for name, domain in self.study.domains.items():
+            used = sorted({source.archive for source in domain.sources if source.archive})
+            cfg = {"domain": name, "seed": self.study.seed} | domain.model_dump()
+            cfg["archives"] = {archive: self.study.archives[archive].model_dump() for archive in used}
+            made[name] = Artefact(make_id(name, cfg), cfg)
+        return made
+
+    @cached_property
+    def responses(self) -> dict[tuple[str, str], Artefact]:
+        """The target's answers per (domain, split)."""
+        made = {}
+        for name, prompts in self.prompts.items():
+            for split in SPLITS:
+                if split == "train" and self.study.domains[name].train == 0:
+                    continue
+                cfg = self.study.responses.model_dump() | {
+                    "domain": name,
+                    "split": split,
+                    "taps": self.study.target.taps,
+                    "device": self.study.device,
+                }
+                inputs = {"target": self.target.id, "prompts": prompts.id}
+                made[name, split] = Artefact(make_id(f"{name}-{split}", cfg | inputs), cfg, inputs)
+        return made
+
+    def drafter(self, name: str) -> Artefact:
+        """The folder of one drafter run."""
+        if name not in self._drafters:
+            run = self.runs[name]
+            start = self.drafter(run.init_from).id if run.init_from else run.recipe.init
+            missing = [domain for domain in run.domains if (domain, "train") not in self.responses]
+            if missing:
+                raise DraftpoolError(
+                    "no training prompts", f"config key `domains.{missing[0]}.train`", "set it above 0"
+                )
+            cfg = {
+                "kind": run.recipe.kind,
+                "domains": run.domains,
+                "prompts_per_domain": run.recipe.prompts_per_domain,
+                "seed": run.seed,
+                "init": "drafter" if run.init_from else run.recipe.init,
+                "objective": run.recipe.objective.model_dump(),
+                "model": run.recipe.model.model_dump(),
+                "training": run.recipe.training.model_dump(),
+                "taps": self.study.target.taps,
+                "device": self.study.device,
+            }
+            inputs = {
+                "target": self.target.id,
+                "responses": [self.responses[domain, "train"].id for domain in run.domains],
+                "init": start if run.init_from else None,
+            }
+            # Checkpointing often or seldom does not change the weights.
+            hashed = merge(cfg, {"training": {"checkpoint_every": None}}) | inputs
+            slug = f"{run.recipe.objective.kind}-{run.home or 'mixed'}-s{run.seed}"
+            self._drafters[name] = Artefact(make_id(slug, hashed), cfg, inputs)
+        return self._drafters[name]
+
+    def _named_drafters(self, names) -> list[dict]:
+        return [{"name": name, "id": self.drafter(name).id} for name in names]
+
+    @cached_property
+    def score(self) -> Artefact:
+        """The acceptance table of all drafters."""
+        cfg = self.study.score.model_dump() | {
+            "drafters": self._named_drafters(self.runs),
+            "device": self.study.device,
+        }
+        inputs = {
+            "target": self.target.id,
+            "responses": [self.responses[domain, "eval"].id for domain in self.study.domains],
+        }
+        return Artefact(make_id("acceptance", cfg | inputs), cfg, inputs)
+
+    @cached_property
+    def live_drafters(self) -> list[str]:
+        """Drafters that decode live: the pool, then every other drafter that is not a sweep's."""
+        others = [
+            name
+            for name, run in self.runs.items()
+            if run.recipe.role != "sweep" and name not in self.study.pool
+        ]
+        return [*self.study.pool, *others]
+
+    @cached_property
+    def lossless(self) -> Artefact:
+        """The losslessness report of the live drafters."""
+        cfg = self.study.lossless.model_dump() | {
+            "drafters": self._named_drafters(self.live_drafters),
+            "taps": self.study.target.taps,
+            "device": self.study.device,
+            "seed": self.study.seed,
+        }
+        inputs = {
+            "target": self.target.id,
+            "prompts": [self.prompts[domain].id for domain in self.study.domains],
+        }
+        return Artefact(make_id("lossless", cfg | inputs), cfg, inputs)
+
+    @cached_property
+    def dtypes(self) -> list[str]:
+        """Dtypes of live decoding."""
+        wanted = self.study.decode.dtypes
+        return hardware.native_dtypes(self.study.device) if wanted == "auto" else list(wanted)
+
+    @cached_property
+    def decodes(self) -> dict[tuple[str, str], Artefact]:
+        """Live decoding per (stream, dtype)."""
+        made = {}
+        for name, stream in self.study.decode.streams.items():
+            domains = self._domains(stream.domains, f"decode.streams.{name}.domains")
+            for dtype in self.dtypes:
+                cfg = {
+                    "stream": name,
+                    "domains": domains,
+                    "prompts_per_domain": stream.prompts_per_domain,
+                    "order": stream.order,
+                    "stream_seed": stream.seed,
+                    "dtype": dtype,
+                    "pool": list(self.study.pool),
+                    "drafters": self._named_drafters(self.live_drafters),
+                    "selectors": self.study.selectors,
+                    "taps": self.study.target.taps,
+                    "device": self.study.device,
+                    "max_prompt_tokens": self.study.responses.max_prompt_tokens,
+                } | self.study.decode.model_dump(exclude={"streams", "dtypes"})
+                inputs = {
+                    "target": self.target.id,
+                    "prompts": [self.prompts[domain].id for domain in domains],
+                }
+                # Without the selectors: adding one computes one and finds the others' cells.
+                state = make_id(f"{name}-{dtype}", cfg | inputs | {"selectors": None})
+                made[name, dtype] = Artefact(make_id(f"{name}-{dtype}", cfg | inputs), cfg, inputs, state)
+        return made
+
+    @cached_property
+    def stats_cfg(self) -> dict:
+        """Configuration of compute_stats."""
+        drafters = [
+            {
+                "name": run.name,
+                "recipe": run.recipe_name,
+                "seed": run.seed,
+                "role": run.recipe.role,
+                "home": run.home,
+                "objective": run.recipe.objective.model_dump(),
+                "block_size": run.recipe.model.block_size,
+                "n_layers": run.recipe.model.n_layers,
+                "steps": run.recipe.training.steps,
+                "group": run.recipe.group,
+            }
+            for run in self.runs.values()
+        ]
+        return {
+            "study": self.study.experiment,
+            "domains": list(self.study.domains),
+            "drafters": drafters,
+            "pool": list(self.study.pool),
+            "generalist": self.study.generalist,
+            "compare": [compare.model_dump() for compare in self.study.compare],
+            "bootstrap": self.study.bootstrap.model_dump(),
+        }
+
+    def by_stage(self) -> dict[str, dict[str, Artefact]]:
+        """All artefacts of the study by stage and id (statistics, figures and tables have no id)."""
+        found = {
+            "fetch_target": [self.target],
+            "prepare_prompts": self.prompts.values(),
+            "generate_responses": self.responses.values(),
+            "train_drafter": [self.drafter(name) for name in self.runs],
+            "check_lossless": [self.lossless] if self.decodes else [],
+            "score_pool": [self.score],
+            "decode_live": self.decodes.values(),
+        }
+        return {stage: {artefact.id: artefact for artefact in made} for stage, made in found.items()}
+
+
+def _recipe(raw: dict, where: str) -> Recipe:
+    from pydantic import ValidationError
+
+    try:
+        return Recipe.model_validate(raw)
+    except ValidationError as error:
+        raise DraftpoolError(str(explain(error)), f"config key `{where}`") from error

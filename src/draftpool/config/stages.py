@@ -1,0 +1,54 @@
+"""What decides whether a stage runs again: the digest of its code and of the registered kinds it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from draftpool.cli import STAGES
+from draftpool.config.digest import code_digest
+from draftpool.config.plan import Plan
+from draftpool.errors import DraftpoolError
+from draftpool.registry import find_registered
+from draftpool.selectors.base import make_selector
+from draftpool.training.objectives.base import make_objective
+
+
+@cache
+def _module(package: str, decorator: str, kind: str) -> str:
+    return find_registered(package, decorator, kind)
+
+
+def _registered(cfg: dict) -> Iterator[str]:
+    """Modules that a stage with this configuration finds by a registry instead of importing them."""
+    if "objective" in cfg:
+        yield _module("draftpool.training.objectives", "register_objective", cfg["objective"]["kind"])
+    for selector in cfg.get("selectors", {}).values():
+        yield _module("draftpool.selectors", "register_selector", selector["kind"])
+
+
+def stage_code(stage: str, cfg: dict) -> str:
+    """Return the code digest of a stage: its module, the registered ones ``cfg`` names, and their imports.
+
+    Raises:
+        DraftpoolError: If ``cfg`` names an objective or selector that nobody registered.
+    """
+    return code_digest(STAGES[stage].split(":")[0], *_registered(cfg))
+
+
+def check_kinds(plan: Plan) -> None:
+    """Build every objective and selector once, so that a wrong kind or parameter ends before any job.
+
+    Raises:
+        DraftpoolError: One line naming the drafter or selector, what is wrong and what exists.
+    """
+    for name, run in plan.runs.items():
+        try:
+            make_objective(run.recipe.objective.model_dump(), run.recipe.model.block_size)
+        except DraftpoolError as error:
+            raise DraftpoolError(str(error), f"drafter `{name}`") from error
+    for name, selector in plan.study.selectors.items():
+        try:
+            make_selector(selector, list(dict.fromkeys([*plan.study.pool, "plain"])))
+        except DraftpoolError as error:
+            raise DraftpoolError(str(error), f"config key `selectors.{name}`") from error

@@ -1,0 +1,1 @@
+"""Prompts: pinned archives, sources, readers, splits and licences."""

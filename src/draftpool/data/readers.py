@@ -1,0 +1,148 @@
+"""Readers: one small function per oddly shaped record, found by the name that YAML gives in ``reader:``.
+
+A reader takes one record (one JSON line, or one whole YAML document) and yields flat rows whose fields a
+template can use. To add one, write a function here, decorate it with ``@reader("name")``, and name it in
+YAML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from draftpool.errors import DraftpoolError
+
+Reader = Callable[[dict], Iterable[dict]]
+
+READERS: dict[str, Reader] = {}
+
+
+def reader(name: str) -> Callable[[Reader], Reader]:
+    """Register a reader under ``name``.
+
+    Raises:
+        DraftpoolError: If the name is taken.
+    """
+
+    def register(function: Reader) -> Reader:
+        if name in READERS:
+            raise DraftpoolError(
+                f"reader {name!r} is registered twice", "draftpool.data.readers", "rename one of them"
+            )
+        READERS[name] = function
+        return function
+
+    return register
+
+
+def get_reader(name: str, where: str) -> Reader:
+    """Return a registered reader.
+
+    Raises:
+        DraftpoolError: If no reader has this name; ``where`` says which key asked for it.
+    """
+    if name not in READERS:
+        raise DraftpoolError(f"unknown reader {name!r}", where, f"use one of: {', '.join(sorted(READERS))}")
+    return READERS[name]
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _without_footnotes(text: str) -> str:
+    return _squeeze(re.sub(r"\[(?:\w|note \d+|\w+ needed)\]", "", text))
+
+
+@reader("last_message")
+def last_message(record: dict) -> Iterator[dict]:
+    """Chat record ``input`` [{role, content}]: ``question`` is the last message alone."""
+    yield record | {"question": record["input"][-1]["content"].strip()}
+
+
+@reader("first_turn")
+def first_turn(record: dict) -> Iterator[dict]:
+    """MT-Bench session ``turns`` [text]: ``question`` is the first turn, ``answer`` its reference if any."""
+    yield record | {"question": record["turns"][0].strip(), "answer": (record.get("reference") or [None])[0]}
+
+
+@reader("question_context")
+def question_context(record: dict) -> Iterator[dict]:
+    """Last message of ``Question: ...`` and ``Context: ...``: ``question`` and ``context``."""
+    question, context = re.split(r"\n\s*Context:", record["input"][-1]["content"], maxsplit=1)
+    yield record | {
+        "question": _squeeze(question.removeprefix("Question:")),
+        "context": _without_footnotes(context),
+    }
+
+
+@reader("claims")
+def claims(record: dict) -> Iterator[dict]:
+    """Last message of ``claim: ...`` lines and a ``question: ...`` line.
+
+    Yields ``claims`` (Markdown list), ``each_claim`` [text], ``question``, ``summary``.
+    """
+    lines = record["input"][-1]["content"].splitlines()
+    found = [_squeeze(line.removeprefix("claim:")) for line in lines if line.startswith("claim:")]
+    question = next(line for line in lines if line.startswith("question:"))
+    yield record | {
+        "claims": "\n".join(f"- {claim}" for claim in found),
+        "each_claim": found,
+        "question": _squeeze(question.removeprefix("question:")),
+        "summary": record["ideal"].removeprefix("Summary:").strip(),
+    }
+
+
+@reader("passage")
+def passage(record: dict) -> Iterator[dict]:
+    """Record of shuffled sentences, key ``0`` in true order: ``passage`` is that, without footnote marks."""
+    yield {"passage": _without_footnotes(record["0"])}
+
+
+@reader("task_prompt")
+def task_prompt(record: dict) -> Iterator[dict]:
+    """Instruction ``task_prompt``: ``question`` without the number that a cut-off answer list leaves."""
+    yield record | {"question": re.sub(r"\n\s*\d+\s*$", "", record["task_prompt"]).strip()}
+
+
+@reader("conversations")
+def conversations(record: dict) -> Iterator[dict]:
+    """YAML document of ``categories`` and ``conversations`` [[question, answer, ...]]: one row each."""
+    for turns in record["conversations"]:
+        yield {
+            "question": _squeeze(str(turns[0])),
+            "answer": _squeeze(str(turns[1])) if len(turns) > 1 else None,
+            "category": record["categories"][0],
+        }
+
+
+@reader("spider")
+def spider(record: dict) -> Iterator[dict]:
+    """Spider record: one message with ``Table: t. Columns: c (type), ...`` lines and a ``Question:`` line."""
+    text = record["input"][-1]["content"]
+    tables = re.findall(r"^Table: (\w+)\. Columns: (.*)$", text, re.MULTILINE)
+    columns = {name: re.sub(r" \(\w+\)(?=,|$)", "", listed) for name, listed in tables}
+    question = re.search(r"^Question: (.*)$", text, re.MULTILINE).group(1)
+    yield _sql_row(columns, [], question, record["ideal"])
+
+
+@reader("cosql")
+def cosql(record: dict) -> Iterator[dict]:
+    """CoSQL record: ``Table t, columns = [*,c,...]`` lines, then ``Q: ...`` and ``A: ...`` by turns."""
+    first, *turns = [message["content"].strip() for message in record["input"]]
+    tables = re.findall(r"^Table (\w+), columns = \[\*,(.*)\]$", first, re.MULTILINE)
+    columns = {name: listed.replace(",", ", ") for name, listed in tables}
+    *history, question = turns
+    yield _sql_row(columns, history, question.removeprefix("Q:"), record["ideal"][0].removeprefix("A:"))
+
+
+def _sql_row(columns: dict[str, str], history: list[str], question: str, ideal: str) -> dict:
+    # Spider and CoSQL share their databases, so `database` must not depend on which of the two a row is from.
+    earlier = "".join(f"{_squeeze(turn)}\n" for turn in history)
+    return {
+        "schema": "\n".join(f"{name}({listed})" for name, listed in columns.items()),
+        "history": f"Earlier:\n{earlier}\n" if earlier else "",
+        "question": _squeeze(question),
+        "database": " ".join(sorted(name.lower() for name in columns)),
+        "query": _squeeze(ideal),
+    }

@@ -1,0 +1,1 @@
+"""Drafters: one file per kind, one protocol (`base.py`)."""

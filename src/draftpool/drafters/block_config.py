@@ -1,0 +1,129 @@
+"""Shape of a block drafter, how it is fitted to a target, and how it is kept in a folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draftpool.artefacts import read_json, write_json
+from draftpool.errors import DraftpoolError
+
+
+class BlockConfig(BaseModel):
+    """Everything needed to rebuild a block drafter beside its target."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: str = "block"
+    n_layers: int
+    block_size: int
+    taps: list[int]
+    mask_token_id: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope_theta: float
+    max_positions: int
+    qk_norm: bool
+    attention_bias: bool
+    target_layers: int
+    target_vocabulary: int
+
+
+def config_for(hf_config, taps: list[int], mask_token_id: int, n_layers: int, block_size: int) -> BlockConfig:
+    """Shape a drafter after its target's layers (widths, heads, rotary base, norms)."""
+    heads = hf_config.num_attention_heads
+    return BlockConfig(
+        n_layers=n_layers,
+        block_size=block_size,
+        taps=taps,
+        mask_token_id=mask_token_id,
+        hidden_size=hf_config.hidden_size,
+        intermediate_size=hf_config.intermediate_size,
+        heads=heads,
+        kv_heads=getattr(hf_config, "num_key_value_heads", heads),
+        head_dim=getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads,
+        eps=getattr(hf_config, "rms_norm_eps", 1e-6),
+        rope_theta=(getattr(hf_config, "rope_parameters", None) or {}).get("rope_theta", 10000.0),
+        max_positions=hf_config.max_position_embeddings,
+        qk_norm=hf_config.model_type == "qwen3",
+        attention_bias=hf_config.model_type == "qwen2" or bool(getattr(hf_config, "attention_bias", False)),
+        target_layers=hf_config.num_hidden_layers,
+        target_vocabulary=hf_config.vocab_size,
+    )
+
+
+def mask_token(tokenizer) -> int:
+    """Id whose (frozen) embedding fills the masked slots: the mask token, else one that ordinary text never holds."""
+    for name in ("mask_token_id", "unk_token_id", "pad_token_id", "bos_token_id", "eos_token_id"):
+        value = getattr(tokenizer, name, None)
+        if value is not None:
+            return value
+    return 0
+
+
+def reduced_vocabulary(answers: Iterable[list[int]], size: int | None, vocabulary: int) -> Tensor:
+    """Ids a drafter may propose, rising: the most frequent ones of the answers, filled up with the lowest ids.
+
+    Byte-pair ids are in merge order, so the lowest ids are the most frequent ones of the tokenizer's own corpus.
+
+    Args:
+        answers: Token ids of the training answers.
+        size: Ids wanted; None for the whole vocabulary.
+        vocabulary: Size of the target's vocabulary.
+    """
+    if size is None or size >= vocabulary:
+        return torch.arange(vocabulary)
+    counts = Counter(token for answer in answers for token in answer)
+    chosen = dict.fromkeys(token for token, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size])
+    for token in range(vocabulary):
+        if len(chosen) >= size:
+            break
+        chosen.setdefault(token)
+    return torch.tensor(sorted(chosen))
+
+
+def save_drafter(folder: Path, config: BlockConfig, state: dict[str, Tensor]) -> None:
+    """Write `model.safetensors` and `config.json`."""
+    save_file({name: tensor.detach().to("cpu").contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    write_json(folder / "config.json", config.model_dump())
+
+
+def read_drafter(folder: Path) -> tuple[BlockConfig, dict[str, Tensor]]:
+    """Read a drafter's shape and weights.
+
+    Raises:
+        DraftpoolError: If the folder is incomplete or damaged.
+    """
+    remedy = "delete the folder and run snakemake again"
+    try:
+        config = BlockConfig.model_validate(read_json(folder / "config.json"))
+        return config, load_file(folder / "model.safetensors")
+    except (OSError, SafetensorError, ValueError) as error:
+        raise DraftpoolError(f"damaged drafter ({str(error).splitlines()[0]})", str(folder), remedy) from error
+
+
+def check_fits(config: BlockConfig, hf_config, taps: list[int], where: str) -> None:
+    """Refuse a drafter that was made for another target.
+
+    Raises:
+        DraftpoolError: Naming the first field that differs.
+    """
+    expected = {
+        "hidden_size": hf_config.hidden_size,
+        "target_layers": hf_config.num_hidden_layers,
+        "target_vocabulary": hf_config.vocab_size,
+        "taps": taps,
+    }
+    for name, value in expected.items():
+        if getattr(config, name) != value:
+            raise DraftpoolError(f"drafter has {name} {getattr(config, name)}, the target needs {value}", where, "train it for this target")

@@ -1,0 +1,108 @@
+"""Drafting one sequence with a block drafter: preallocated context, only new taps are projected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from draftpool.drafters.base import Draft
+from draftpool.drafters.block import BlockDrafterModel
+from draftpool.drafters.block_config import check_fits, read_drafter
+from draftpool.errors import DraftpoolError
+from draftpool.targets.base import TargetModel
+from draftpool.targets.linear import FrozenLinear
+
+
+def load_model(folder: Path, target: TargetModel) -> BlockDrafterModel:
+    """Load a drafter beside its target.
+
+    Args:
+        folder: Drafter folder.
+        target: The target (embedding, head, device, dtype, taps).
+
+    Raises:
+        DraftpoolError: If the drafter is damaged or belongs to another target.
+    """
+    config, state = read_drafter(folder)
+    check_fits(config, target.hf_config, target.taps, str(folder))
+    vocabulary = state["vocabulary"].to(target.device)
+    model = BlockDrafterModel(config, target.embedding, target.head_weight[vocabulary], vocabulary)
+    model.load_state_dict(state)
+    return model.to(target.device, target.dtype).eval().requires_grad_(False)
+
+
+def _pack(module: torch.nn.Module) -> None:
+    """Replace every linear layer's product by one with weights packed for few rows."""
+    for child in module.modules():
+        if isinstance(child, torch.nn.Linear):
+            child.forward = FrozenLinear(child.weight, child.bias)
+
+
+class BlockDrafter:
+    """A block drafter at work on one sequence (protocol :class:`draftpool.drafters.base.Drafter`)."""
+
+    def __init__(self, name: str, model: BlockDrafterModel):
+        self.name = name
+        self.model = model
+        self.k = model.config.block_size - 1
+        self.length = 0
+        self.max_length = 0
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        _pack(model)
+        self.head = FrozenLinear(model.head)
+
+    def reset(self, max_length: int) -> None:
+        """Forget the sequence and make room for one of up to ``max_length`` tokens.
+
+        Raises:
+            DraftpoolError: If the drafter has fewer positions.
+        """
+        config = self.model.config
+        if max_length + config.block_size > config.max_positions:
+            raise DraftpoolError(
+                f"needs {max_length + config.block_size} positions, has {config.max_positions}", f"drafter `{self.name}`", "use shorter prompts"
+            )
+        if max_length > self.max_length:
+            shape = (config.n_layers, 1, config.kv_heads, max_length, config.head_dim)
+            self.keys = torch.zeros(shape, device=self.model.embedding.device, dtype=self.model.embedding.dtype)
+            self.values = torch.zeros_like(self.keys)
+            self.max_length = max_length
+        self.length = 0
+
+    @torch.inference_mode()
+    def catch_up(self, tokens: Tensor, taps: Tensor) -> None:
+        """Project the taps [m, taps x hidden] of tokens that the target has read since (the ids do not matter)."""
+        count = taps.shape[0]
+        if count == 0:
+            return
+        end = self.length + count
+        positions = torch.arange(self.length, end, device=taps.device)
+        for index, (keys, values) in enumerate(self.model.context(taps[None], positions[None])):
+            self.keys[index, :, :, self.length : end] = keys
+            self.values[index, :, :, self.length : end] = values
+        self.length = end
+
+    def prefill(self, prompt: Tensor, taps: Tensor) -> None:
+        """Start a sequence: prompt ids [n], taps [n, taps x hidden]; room must have been made by :meth:`reset`."""
+        self.length = 0
+        self.catch_up(prompt, taps)
+
+    @torch.inference_mode()
+    def draft(self, anchor: int) -> Draft:
+        """Propose the B - 1 tokens after ``anchor``, the full trained block."""
+        device = self.model.embedding.device
+        context = [(self.keys[i, :, :, : self.length], self.values[i, :, :, : self.length]) for i in range(self.model.config.n_layers)]
+        position = torch.tensor([[self.length]], device=device)
+        hidden = self.model.blocks(torch.tensor([[anchor]], device=device), position, context, None)[0, 0]
+        log_q = self.head(hidden).float().log_softmax(dim=-1)
+        ids = self.model.vocabulary[log_q.argmax(dim=-1)]
+        return Draft(ids, log_q, self.model.vocabulary)
+
+    def state_bytes(self) -> int:
+        """Memory of the context's keys and values in bytes."""
+        config = self.model.config
+        per_token = 2 * config.n_layers * config.kv_heads * config.head_dim * self.model.embedding.element_size()
+        return per_token * self.length

@@ -1,0 +1,14 @@
+"""One module per figure: ``draw(stats, out)`` reads tidy CSVs only and writes a PNG and, beside it, a PDF."""
+
+# What a study must have for a figure: scored drafters (every study), live decoding, or a sweep with a group.
+FIGURES = {
+    "heatmap_tau": "scored",
+    "objectives": "scored",
+    "training_dynamics": "scored",
+    "surrogate": "scored",
+    "selectors": "live",
+    "regret_curves": "live",
+    "arm_choice": "live",
+    "time_split": "live",
+    "ablations": "sweeps",
+}

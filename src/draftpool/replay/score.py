@@ -1,0 +1,150 @@
+"""Make the acceptance table: one pass over the target's own answers, all anchors at once, with the training mask.
+
+A caught-up block drafter's proposal depends on the prefix alone, so what it would have had accepted at every anchor
+of a greedy text is known without decoding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from draftpool.artefacts import canonical_json, read_table, write_table
+from draftpool.config.digest import code_digest
+from draftpool.decoding.pool import named_folders
+from draftpool.decoding.verification import acceptance_probability
+from draftpool.drafters.block import BlockDrafterModel
+from draftpool.drafters.block_live import load_model
+from draftpool.errors import DraftpoolError
+from draftpool.progress import bar
+from draftpool.targets.base import TargetModel
+from draftpool.targets.load import load_target, resolve_device
+from draftpool.training.batches import context_bias
+
+# Answers were written in batches, whose rounding may turn an exact tie; more than that is another model's text.
+MAX_DISAGREEMENT = 0.01
+
+
+@torch.inference_mode()
+def read_answer(target: TargetModel, prompt: list[int], answer: list[int]) -> tuple[Tensor, Tensor]:
+    """Let the target read its own answer.
+
+    Returns:
+        Taps [prompt + n - 1, taps x hidden] and logits [n, vocabulary] of every answer token.
+    """
+    ids = prompt + answer[:-1]
+    output = target.forward(torch.tensor([ids], device=target.device), target.new_cache(len(ids)))
+    return output.taps[0], output.logits[0, len(prompt) - 1 :]
+
+
+@torch.inference_mode()
+def score_answer(model: BlockDrafterModel, prompt_length: int, answer: list[int], taps: Tensor, logits: Tensor) -> list[dict]:
+    """Acceptance of one drafter at every anchor of one answer.
+
+    Args:
+        model: The drafter.
+        prompt_length: Tokens of the prompt.
+        answer: The target's own ids [n].
+        taps: [prompt + n - 1, taps x hidden].
+        logits: Target logits [n, vocabulary] of every answer token.
+
+    Returns:
+        One row per anchor position 0 .. n - 2: position, left, k, accepted, committed, censored, gamma, reward_bd.
+    """
+    n, k, device = len(answer), model.config.block_size - 1, taps.device
+    places = torch.arange(n - 1, device=device)
+    positions = (prompt_length + places)[None]
+    context = model.context(taps[None], torch.arange(taps.shape[0], device=device)[None])
+    ids = torch.tensor(answer, device=device)
+    hidden = model.blocks(ids[None, :-1], positions, context, context_bias(positions, taps.shape[0]).to(taps.dtype))[0]
+    log_q = model.logits(hidden).float().log_softmax(dim=-1)
+    # Index of the answer token that slot j of anchor t proposes: t + 1 + j; slots behind the end are left out.
+    index = places[:, None] + 1 + torch.arange(k, device=device)
+    inside = index < n
+    proposed = model.vocabulary[log_q.argmax(dim=-1)]
+    agree = (proposed == ids[index.clamp(max=n - 1)]) & inside
+    matched = agree.long().cumprod(dim=1).sum(dim=1).tolist()
+    gamma = torch.zeros(index.shape, device=device)
+    gamma[inside] = acceptance_probability(log_q[inside], model.vocabulary, logits[index[inside]])
+    gamma = gamma.cpu().numpy()
+    rows = []
+    for place in range(n - 1):
+        left = n - 1 - place
+        accepted = matched[place]
+        slots = min(accepted + 1, k, left)
+        rows.append(
+            {
+                "position": place,
+                "left": left,
+                "k": k,
+                "accepted": accepted,
+                "committed": min(accepted + 1, left),
+                "censored": accepted == min(k, left),
+                "gamma": gamma[place, : min(k, left)],
+                "reward_bd": float(gamma[place, :slots].mean()),
+            }
+        )
+    return rows
+
+
+def _score_domain(target: TargetModel, models: dict[str, BlockDrafterModel], table: pd.DataFrame, shown) -> dict[str, pd.DataFrame]:
+    rows: dict[str, list[dict]] = {name: [] for name in models}
+    tokens = disagreeing = 0
+    for row in table.itertuples():
+        answer = [int(token) for token in row.response_ids]
+        if len(answer) < 2:
+            continue
+        prompt = [int(token) for token in row.prompt_ids]
+        taps, logits = read_answer(target, prompt, answer)
+        tokens += len(answer)
+        disagreeing += int((logits.argmax(dim=-1).cpu() != torch.tensor(answer)).sum())
+        for name, model in models.items():
+            common = {"prompt_id": row.prompt_id, "domain": row.domain, "repeat": int(row.sample)}
+            rows[name] += [common | scored for scored in score_answer(model, len(prompt), answer, taps, logits)]
+            shown.update(1)
+    print(f"{disagreeing} of {tokens} answer tokens are not the target's argmax when read at once", flush=True)
+    if disagreeing > MAX_DISAGREEMENT * tokens:
+        raise DraftpoolError(f"{disagreeing} of {tokens} tokens are not the target's own", "responses", "delete the response folders and run snakemake again")
+    return {name: pd.DataFrame(made) for name, made in rows.items()}
+
+
+def score_pool(cfg: dict, target: Path, responses: list[Path], drafters: list[Path], state: Path, out: Path) -> None:
+    """Write the acceptance table `acceptance.parquet` (columns in `docs/tables.md`).
+
+    Args:
+        cfg: `prompts_per_domain`, `drafters`, `taps`, `device`.
+        target: Target folder.
+        responses: Response folders of the held-out prompts, one a domain.
+        drafters: Drafter folders in the order of `cfg["drafters"]`.
+        state: Scratch folder; a drafter that was scored on a domain is not scored again.
+        out: File to write.
+
+    Raises:
+        DraftpoolError: If a drafter does not fit, or the answers are not the target's own.
+    """
+    folders = named_folders(cfg, drafters)
+    code = code_digest("draftpool.replay.score")
+    device = resolve_device(cfg["device"])
+    model = load_target(target, cfg["taps"], device, torch.float32)
+    parts, loaded = [], {}
+    tables = {folder: read_table(folder / "responses.parquet").head(cfg["prompts_per_domain"]) for folder in responses}
+    with bar(sum(map(len, tables.values())) * len(folders), "score", "answer") as shown:
+        for folder, table in tables.items():
+            key = hashlib.sha256(canonical_json([cfg["prompts_per_domain"], cfg["taps"], target.name, folder.name, code]).encode()).hexdigest()[:12]
+            cells = {name: state.parent / f"score-{key}" / f"{path.name}.parquet" for name, path in folders.items()}
+            missing = [name for name, cell in cells.items() if not cell.exists()]
+            shown.update(len(table) * (len(folders) - len(missing)))
+            for name in missing:
+                if name not in loaded:
+                    loaded[name] = load_model(folders[name], model)
+            for name, made in (_score_domain(model, {name: loaded[name] for name in missing}, table, shown) if missing else {}).items():
+                write_table(cells[name], made)
+            parts += [read_table(cell).assign(drafter=name) for name, cell in cells.items()]
+    acceptance = pd.concat(parts, ignore_index=True)
+    k_pool = int(acceptance.k.max())
+    write_table(out, acceptance.assign(reward_be=acceptance.accepted / k_pool))

@@ -1,0 +1,79 @@
+"""Writing one data frame as CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from draftpool.artefacts import atomic_path
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+def write_all(frame: pd.DataFrame, out: Path, note: str = "") -> None:
+    """Write ``out`` (CSV) and, beside it, ``.md`` and ``.tex``.
+
+    Args:
+        frame: Cells as they are to be read: text, or numbers that need no rounding. Missing cells show a dash.
+        out: Path of the CSV.
+        note: What intervals and n mean; a line under the Markdown table, a comment above the LaTeX one.
+    """
+    cells = frame.astype(object).where(frame.notna(), "-").astype(str)
+    texts = {".csv": frame.to_csv(index=False), ".md": _markdown(cells, note), ".tex": _latex(cells, note)}
+    for suffix, text in texts.items():
+        with atomic_path(Path(out).with_suffix(suffix)) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+def interval_text(row: pd.Series | dict, digits: int = 2, signed: bool = False) -> str:
+    """``1.42 [1.31, 1.55]``; only the value where there is no interval."""
+    sign = "+" if signed else ""
+    value = f"{row['value']:{sign}.{digits}f}"
+    if not (math.isfinite(row["low"]) and math.isfinite(row["high"])):
+        return value
+    return f"{value} [{row['low']:{sign}.{digits}f}, {row['high']:{sign}.{digits}f}]"
+
+
+def escape_latex(text: str) -> str:
+    """Escape what LaTeX would read as a command."""
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def _markdown(cells: pd.DataFrame, note: str) -> str:
+    def line(values: list[str]) -> str:
+        return "| " + " | ".join(value.replace("|", "\\|") for value in values) + " |"
+
+    lines = [line(list(cells.columns)), "|" + " --- |" * len(cells.columns)]
+    lines += [line(list(row)) for row in cells.itertuples(index=False)]
+    return "\n".join(lines + (["", note] if note else [])) + "\n"
+
+
+def _latex(cells: pd.DataFrame, note: str) -> str:
+    def line(values: list[str]) -> str:
+        # Braces keep an opening bracket from being taken for the optional argument of the line break before it.
+        return " & ".join("{" + escape_latex(value) + "}" for value in values) + r" \\"
+
+    lines = [f"% {note}"] if note else []
+    lines += [
+        r"\begin{tabular}{" + "l" * len(cells.columns) + "}",
+        r"\toprule",
+        line(list(cells.columns)),
+        r"\midrule",
+    ]
+    lines += [line(list(row)) for row in cells.itertuples(index=False)]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"

@@ -1,0 +1,1 @@
+"""Loading and running the target model."""

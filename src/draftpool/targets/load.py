@@ -1,0 +1,84 @@
+"""Load a target folder and its tokenizer on the right device, dtype and backend."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+
+from draftpool.errors import DraftpoolError
+from draftpool.targets.base import TargetModel, check_taps
+from draftpool.targets.fast import FastTarget, unsupported_reason
+from draftpool.targets.hub import TransformersTarget
+
+
+def resolve_device(device: str) -> torch.device:
+    """Return the device of `auto | cpu | cuda`.
+
+    Raises:
+        DraftpoolError: If CUDA is asked for and there is none.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise DraftpoolError("no CUDA device is visible to torch", "config key `device`", "use `auto`, or install a CUDA build of torch")
+    return torch.device(device)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device, so that a clock read afterwards is true."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def load_target(folder: Path, taps: list[int] | None, device: torch.device, dtype: torch.dtype) -> TargetModel:
+    """Load the target model.
+
+    Raises:
+        DraftpoolError: If the folder holds no loadable model or the taps do not fit.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        message = str(error).splitlines()[0]
+        raise DraftpoolError(f"cannot load the target ({message})", str(folder), "delete the folder and run snakemake again") from error
+    model = model.to(device).eval()
+    taps = check_taps(taps, model.config.num_hidden_layers)
+    reason = unsupported_reason(model.config)
+    if reason is None:
+        return FastTarget(model, taps)
+    warnings.warn(f"the fast backend does not run this target ({reason}); using transformers", stacklevel=2)
+    return TransformersTarget(model, taps)
+
+
+def load_tokenizer(folder: Path):
+    """Load the tokenizer of a target folder.
+
+    Raises:
+        DraftpoolError: If there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise DraftpoolError("no tokenizer in the target folder", str(folder), "delete the folder and run snakemake again") from error
+
+
+def prompt_ids(tokenizer, messages: list[dict]) -> list[int]:
+    """Token ids of a chat prompt, ready for the answer; without a chat template the messages' texts are joined."""
+    if tokenizer.chat_template:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    return tokenizer("\n".join(message["content"] for message in messages))["input_ids"]
+
+
+def end_ids(tokenizer, hf_config) -> list[int]:
+    """Ids that end an answer: the tokenizer's and the configuration's."""
+    declared = getattr(hf_config, "eos_token_id", None)
+    declared = declared if isinstance(declared, list) else [declared]
+    return sorted({*declared, tokenizer.eos_token_id} - {None})

@@ -1,0 +1,1 @@
+"""Training of drafters: objectives, anchors, the trainer and its checkpoints."""

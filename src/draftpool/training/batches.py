@@ -1,0 +1,150 @@
+"""Training batches of a block drafter: which sequences, which anchors, which slots are supervised."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from draftpool import draws
+from draftpool.artefacts import read_table
+from draftpool.errors import DraftpoolError
+
+
+class ResponseSet:
+    """Answers of several domains with their taps, which stay on disk (memory-mapped) until they are used.
+
+    Args:
+        folders: Response folders (`responses.parquet`, `taps.safetensors`).
+        prompts_per_domain: Prompts taken of each folder, in the order of the table; None for all.
+
+    Raises:
+        DraftpoolError: If a folder is damaged or holds no answer of at least two tokens.
+    """
+
+    def __init__(self, folders: list[Path], prompts_per_domain: int | None):
+        frames, self.taps = [], []
+        for number, folder in enumerate(folders):
+            frame = read_table(folder / "responses.parquet").head(prompts_per_domain)
+            frames.append(frame.assign(folder=number))
+            try:
+                self.taps.append(safe_open(folder / "taps.safetensors", framework="pt"))
+            except Exception as error:
+                raise DraftpoolError("damaged taps", str(folder / "taps.safetensors"), "delete the folder and run snakemake again") from error
+        rows = pd.concat(frames, ignore_index=True)
+        # An answer of one token has no anchor with a token after it.
+        self.rows = rows[rows.response_ids.map(len) >= 2].reset_index(drop=True)
+        if self.rows.empty:
+            raise DraftpoolError("no answer of at least two tokens", str(folders[0]), "raise responses.max_new_tokens")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def answers(self) -> list[list[int]]:
+        """Token ids of all answers."""
+        return [list(ids) for ids in self.rows.response_ids]
+
+    def context(self, index: int) -> Tensor:
+        """Taps of a sequence's prompt and answer without its last token, [length, taps x hidden] in bfloat16."""
+        row = self.rows.iloc[index]
+        start = int(row.prompt_offset)
+        stop = int(row.response_offset) + len(row.response_ids) - 1
+        return self.taps[row.folder].get_slice("taps")[start:stop]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Blocks of several sequences; padding anchors have no supervised slot.
+
+    Attributes:
+        taps: [sequences, length, taps x hidden] float32.
+        anchors: Anchor token ids [sequences, anchors].
+        positions: Places of the anchors [sequences, anchors].
+        bias: [sequences, anchors, length], 0 before the anchor, -inf from it on.
+        labels: Columns of the draft vocabulary [sequences, anchors, B - 1], 0 where unsupervised.
+        mask: Supervised slots [sequences, anchors, B - 1].
+        order_hash: Digest of which anchors of which prompts these are.
+    """
+
+    taps: Tensor
+    anchors: Tensor
+    positions: Tensor
+    bias: Tensor
+    labels: Tensor
+    mask: Tensor
+    order_hash: str
+
+
+def context_bias(positions: Tensor, length: int) -> Tensor:
+    """Mask of the context: a block sees what lies before its anchor, [..., length] from positions [...]."""
+    hidden = torch.arange(length, device=positions.device) >= positions[..., None]
+    return torch.zeros(hidden.shape, device=positions.device).masked_fill_(hidden, float("-inf"))
+
+
+def block_labels(answer: np.ndarray, places: np.ndarray, slots: int, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and mask of blocks inside one answer.
+
+    A slot is supervised if its token lies inside the answer and all block tokens up to it are in the draft
+    vocabulary: behind a token that cannot be proposed no slot is ever reached.
+
+    Args:
+        answer: Token ids [n].
+        places: Anchor indices in the answer [anchors].
+        slots: B - 1.
+        columns: Column of every token id in the draft vocabulary, -1 if it has none.
+
+    Returns:
+        Labels [anchors, slots] (0 where unsupervised) and mask [anchors, slots].
+    """
+    index = places[:, None] + 1 + np.arange(slots)
+    inside = index < len(answer)
+    found = columns[answer[np.minimum(index, len(answer) - 1)]]
+    mask = np.logical_and.accumulate(inside & (found >= 0), axis=1)
+    return np.where(mask, found, 0), mask
+
+
+def sequence_order(n_sequences: int, seed: int, epoch: int) -> np.ndarray:
+    """Permutation of the sequences in one epoch; depends on (seed, epoch) only."""
+    return draws.generator("sequence_order", seed, epoch).permutation(n_sequences)
+
+
+def make_batch(
+    responses: ResponseSet, step: int, seed: int, batch_sequences: int, anchors_per_sequence: int, block_size: int, columns: np.ndarray
+) -> Batch:
+    """Return the batch of one step; a pure function of its arguments, so that a resumed run sees the same data."""
+    first = step * batch_sequences
+    chosen = []
+    for place in range(first, first + batch_sequences):
+        epoch, offset = divmod(place, len(responses))
+        chosen.append(int(sequence_order(len(responses), seed, epoch)[offset]))
+    rows = responses.rows.iloc[chosen]
+    contexts = [responses.context(index) for index in chosen]
+    length = max(context.shape[0] for context in contexts)
+    slots = block_size - 1
+    taps = torch.zeros(len(chosen), length, contexts[0].shape[1])
+    shape = (len(chosen), anchors_per_sequence)
+    anchors, positions = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    labels = np.zeros((*shape, slots), dtype=np.int64)
+    mask = np.zeros((*shape, slots), dtype=bool)
+    digest = hashlib.sha256()
+    for number, row in enumerate(rows.itertuples()):
+        answer = np.asarray(row.response_ids)
+        generator = draws.generator("anchors", seed, step, number)
+        wanted = min(anchors_per_sequence, len(answer) - 1)
+        places = np.sort(generator.choice(len(answer) - 1, size=wanted, replace=False))
+        taps[number, : contexts[number].shape[0]] = contexts[number]
+        anchors[number, :wanted] = answer[places]
+        # Padding anchors stand at the end, where they see a whole context and no softmax is empty.
+        positions[number] = contexts[number].shape[0]
+        positions[number, :wanted] = len(row.prompt_ids) + places
+        labels[number, :wanted], mask[number, :wanted] = block_labels(answer, places, slots, columns)
+        digest.update(f"{row.prompt_id}:{places.tolist()};".encode())
+    tensors = [torch.from_numpy(array) for array in (anchors, positions, labels, mask)]
+    bias = context_bias(tensors[1], length)
+    return Batch(taps, tensors[0], tensors[1], bias, tensors[2], tensors[3], digest.hexdigest()[:16])

@@ -1,0 +1,86 @@
+"""How a block drafter starts: random, from the target's deepest layers, or from another drafter."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from draftpool import draws
+from draftpool.drafters.block import BlockDrafterModel
+from draftpool.drafters.block_config import read_drafter
+from draftpool.errors import DraftpoolError
+
+PARTS = {
+    "input_norm.weight": "input_layernorm.weight",
+    "post_norm.weight": "post_attention_layernorm.weight",
+    "gate_proj.weight": "mlp.gate_proj.weight",
+    "up_proj.weight": "mlp.up_proj.weight",
+    "down_proj.weight": "mlp.down_proj.weight",
+    "q_norm.weight": "self_attn.q_norm.weight",
+    "k_norm.weight": "self_attn.k_norm.weight",
+} | {f"{part}_proj.{kind}": f"self_attn.{part}_proj.{kind}" for part in "qkvo" for kind in ("weight", "bias")}
+
+
+def start_random(model: BlockDrafterModel, seed: int) -> None:
+    """Normal weights of standard deviation 0.02, norms at one, as the target families start."""
+    generator = torch.Generator().manual_seed(draws.seed_of("initialise", seed))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+            elif name.endswith("bias"):
+                parameter.zero_()
+
+
+def start_from_target(model: BlockDrafterModel, state: dict[str, Tensor], seed: int) -> None:
+    """Copy the target's deepest layers; the fusion starts as the identity on the deepest tap.
+
+    The fusion's norm starts from the deepest layer's input norm, so that the deepest draft layer sees nearly the
+    keys and values that this layer has in the target. The other taps enter with small random weights drawn by seed.
+
+    Raises:
+        DraftpoolError: If the target's layers are not of the same form.
+    """
+    config = model.config
+    first = config.target_layers - config.n_layers
+    if first < 0:
+        raise DraftpoolError(f"{config.n_layers} draft layers cannot start from a target of {config.target_layers}", "config key `model.n_layers`", "lower it or use `init: random`")
+    start_random(model, seed)
+    with torch.no_grad():
+        for index, layer in enumerate(model.layers):
+            for name, parameter in layer.named_parameters():
+                source = f"model.layers.{first + index}.{PARTS[name]}"
+                if source not in state or state[source].shape != parameter.shape:
+                    raise DraftpoolError(f"the target has no `{source}` of the drafter's shape", "config key `init`", "use `init: random`")
+                parameter.copy_(state[source])
+        width = config.hidden_size
+        model.fuse.weight.mul_(0.1)
+        model.fuse.weight[:, -width:] = torch.eye(width)
+        model.fuse_norm.weight.copy_(state[f"model.layers.{config.target_layers - 1}.input_layernorm.weight"])
+        model.norm.weight.copy_(state["model.norm.weight"])
+
+
+def start_from_drafter(model: BlockDrafterModel, folder: Path) -> None:
+    """Take the weights of another drafter of the same shape (HedgeSpec's recipe for specialists).
+
+    Raises:
+        DraftpoolError: If it is damaged or of another shape.
+    """
+    config, state = read_drafter(folder)
+    differing = [name for name in ("n_layers", "block_size", "taps", "hidden_size") if getattr(config, name) != getattr(model.config, name)]
+    if differing:
+        raise DraftpoolError(f"the drafter to start from differs in {', '.join(differing)}", str(folder), "give both the same `model` block")
+    state["vocabulary"] = model.vocabulary
+    model.load_state_dict(state)
+
+
+def parameter_hash(model: BlockDrafterModel) -> str:
+    """Digest of all weights (16 hex digits), to show that compared runs start alike."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

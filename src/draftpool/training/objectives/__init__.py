@@ -1,0 +1,1 @@
+"""Training objectives of block drafters: one file per family, one protocol (`base`)."""

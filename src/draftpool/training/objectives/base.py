@@ -1,0 +1,200 @@
+"""The protocol of all training objectives of block drafters, and the reductions.
+
+A block drafter predicts K = block_size - 1 slots after every anchor. An objective sees, for A anchors of the
+sequences in a batch, the log-probability of the training token at every slot, log q [A, K], and which slots
+are supervised, mask [A, K]. It gives each slot a weight without gradient; the loss of an anchor is sum_k
+w_k * (-log q_k). Everything is float32.
+
+Torch is imported by callers only: configurations are checked against these classes where it is not wanted.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from draftpool.errors import DraftpoolError
+from draftpool.registry import load_registered, validate_parameters
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PACKAGE = "draftpool.training.objectives"
+DECORATOR = "register_objective"
+
+Reduction = Literal["anchor_mean", "weight_mean", "sequence_sum"]
+
+
+@dataclass(frozen=True)
+class LossReport:
+    """Loss of one batch and what its log needs.
+
+    Attributes:
+        loss: scalar with gradient.
+        weight_share: [K], mean weight of each slot over its supervised anchors, divided by the sum over
+            slots.
+        confidence: [K], mean q of each slot over its supervised anchors; 0 where there are none.
+    """
+
+    loss: Tensor
+    weight_share: Tensor
+    confidence: Tensor
+
+
+class Objective(BaseModel, ABC):
+    """An objective and its parameters; a family implements `weights`.
+
+    `reduction` says how anchors become one number (`reduce`); ``published`` is the one of the objective's own
+    paper, `published_reduction`.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    kind: ClassVar[str] = ""
+    published_reduction: ClassVar[Reduction]
+    divisible_by_weights: ClassVar[bool] = True
+
+    block_size: int = Field(ge=2)
+    reduction: Literal["anchor_mean", "weight_mean", "sequence_sum", "published"] = "anchor_mean"
+
+    @model_validator(mode="after")
+    def _check_reduction(self) -> Objective:
+        if self.reduction == "weight_mean" and not self.divisible_by_weights:
+            raise DraftpoolError(
+                "weight_mean divides by the sum of the weights, which cancels the credit that confident "
+                "blocks earn and leaves only the shape of the weights",
+                f"objective {self.kind}, reduction",
+                "use anchor_mean, sequence_sum or published",
+            )
+        return self
+
+    @abstractmethod
+    def weights(self, log_q: Tensor, mask: Tensor) -> Tensor:
+        """Weight of every slot.
+
+        Args:
+            log_q: float32[A, K] without gradient, 0 where masked.
+            mask: bool[A, K], supervised slots.
+
+        Returns:
+            float32[A, K]; what stands at masked slots is dropped.
+        """
+
+    def terms(self, log_q: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
+        """Loss of every anchor, [A]: sum_k w_k * (-log q_k).
+
+        Args:
+            log_q: float32[A, K] with gradient, 0 where masked.
+            mask: bool[A, K].
+            weights: what `weights` returned, 0 where masked, without gradient.
+        """
+        return -(weights * log_q).sum(dim=-1)
+
+    def loss(self, log_q: Tensor, mask: Tensor, sequence_index: Tensor, n_sequences: int) -> LossReport:
+        """Loss of a batch of anchors; log q must be finite at supervised slots.
+
+        Args:
+            log_q: [A, K], any float type; computed with in float32. Masked slots may hold anything.
+            mask: bool[A, K], supervised slots.
+            sequence_index: int64[A], the sequence of each anchor, in [0, n_sequences).
+            n_sequences: sequences in the batch.
+
+        Raises:
+            DraftpoolError: shapes that do not fit together or to the block size.
+        """
+        slots = self.block_size - 1
+        if log_q.shape != mask.shape or log_q.shape != (len(sequence_index), slots):
+            raise DraftpoolError(
+                f"log q {tuple(log_q.shape)}, mask {tuple(mask.shape)}, {len(sequence_index)} sequences",
+                f"objective {self.kind}",
+                f"pass one row per anchor with {slots} slots (block size {self.block_size} less the anchor)",
+            )
+        log_q = log_q.float().masked_fill(~mask, 0.0)
+        constant = log_q.detach()
+        weights = self.weights(constant, mask).masked_fill(~mask, 0.0)
+        terms = self.terms(log_q, mask, weights)
+        reduction = self.published_reduction if self.reduction == "published" else self.reduction
+        supervised = mask.sum(dim=0).clamp(min=1)
+        mean_weight = weights.sum(dim=0) / supervised
+        return LossReport(
+            loss=reduce(terms, sequence_index, n_sequences, weights, mask, reduction),
+            weight_share=mean_weight / mean_weight.sum().clamp(min=1e-30),
+            confidence=(constant.exp() * mask).sum(dim=0) / supervised,
+        )
+
+
+def reduce(
+    terms: Tensor,
+    sequence_index: Tensor,
+    n_sequences: int,
+    weights: Tensor,
+    mask: Tensor,
+    reduction: Reduction,
+) -> Tensor:
+    """One number from the anchors' losses. An anchor is valid if it has at least one supervised slot.
+
+    ``anchor_mean``: each sequence's sum divided by its valid anchors, averaged over the sequences that have
+    any (SpecForge PR 848). ``weight_mean``: total divided by the sum of all weights (DFlash).
+    ``sequence_sum``: total divided by the number of sequences (D-PACE). Nothing supervised gives 0.
+
+    Args:
+        terms: float32[A], loss of every anchor, 0 where nothing is supervised.
+        sequence_index: int64[A].
+        n_sequences: sequences in the batch.
+        weights: float32[A, K], 0 where masked.
+        mask: bool[A, K].
+        reduction: one of the three.
+    """
+    if reduction == "sequence_sum":
+        return terms.sum() / n_sequences
+    if reduction == "weight_mean":
+        return terms.sum() / weights.sum().clamp(min=1e-30)
+    if reduction != "anchor_mean":
+        raise DraftpoolError(
+            f"unknown reduction {reduction!r}", "objective", f"use one of: {', '.join(get_args(Reduction))}"
+        )
+    valid = terms.new_zeros(n_sequences).index_add(0, sequence_index, mask.any(dim=-1).to(terms.dtype))
+    sums = terms.new_zeros(n_sequences).index_add(0, sequence_index, terms)
+    return (sums / valid.clamp(min=1)).sum() / (valid > 0).sum().clamp(min=1)
+
+
+ObjectiveClass = TypeVar("ObjectiveClass", bound=type[Objective])
+
+
+def register_objective(kind: str) -> Callable[[ObjectiveClass], ObjectiveClass]:
+    """Class decorator: make the class known as `kind` (a literal string; found by scanning the sources)."""
+
+    def mark(cls: ObjectiveClass) -> ObjectiveClass:
+        cls.kind = kind
+        return cls
+
+    return mark
+
+
+def make_objective(cfg: Mapping[str, Any], block_size: int) -> Objective:
+    """Build an objective.
+
+    Args:
+        cfg: ``{"kind": "dpace", "alpha": 0.5, "reduction": "anchor_mean"}``: the kind, its parameters, the
+            reduction.
+        block_size: tokens of a block, its anchor included; K = block_size - 1.
+
+    Raises:
+        DraftpoolError: unknown kind or parameter (the message lists what exists), value out of range, a
+            reduction that the objective does not allow.
+    """
+    kind = cfg.get("kind")
+    if not isinstance(kind, str):
+        raise DraftpoolError(f"no kind in {dict(cfg)}", "objective", "write e.g. kind: dpace")
+    where = f"objective {kind}"
+    if "block_size" in cfg:
+        raise DraftpoolError(
+            "unknown parameter 'block_size'", where, "set the block size in the drafter's model block"
+        )
+    parameters = {key: value for key, value in cfg.items() if key != "kind"}
+    model = load_registered(PACKAGE, DECORATOR, kind)
+    return validate_parameters(model, {**parameters, "block_size": block_size}, where, hidden=("block_size",))

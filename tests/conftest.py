@@ -1,0 +1,21 @@
+"""Markers, and the sources on the path where the package is not installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SOURCES = str(REPOSITORY / "src")
+BESIDE_PYTHON = str(Path(sys.executable).parent)
+
+sys.path.insert(0, SOURCES)
+# Processes that tests start find the sources and the tools of this environment, activated or not.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCES, os.environ.get("PYTHONPATH")]))
+os.environ["PATH"] = os.pathsep.join([BESIDE_PYTHON, os.environ["PATH"]])
+
+
+def pytest_configure(config) -> None:
+    config.addinivalue_line("markers", "network: downloads what the cache does not hold")
+    config.addinivalue_line("markers", "slow: takes minutes")

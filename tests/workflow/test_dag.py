@@ -1,0 +1,150 @@
+"""The jobs of whole studies, and what a run leaves besides its artefacts."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+DOMAINS = ["code", "maths", "qa", "rag", "sql", "summarisation"]
+# `smoke` has a test of its own.
+STUDIES = sorted(path.name for path in (REPOSITORY / "config").glob("*.yaml") if path.stem != "smoke")
+FIGURES = ["arm_choice", "heatmap_tau", "objectives", "regret_curves", "selectors", "training_dynamics"]
+
+
+def dry_run(tmp_path: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "snakemake", "-n", "--snakefile", str(REPOSITORY / "Snakefile")]
+    done = subprocess.run(
+        [*command, "--directory", str(tmp_path), *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def job_stats(output: str) -> dict[str, int]:
+    table = output.split("Job stats:")[1].split("\n\n")[0]
+    rows = [line.split() for line in table.splitlines() if line and not line.startswith(("job", "-"))]
+    return {name: int(count) for name, count in rows}
+
+
+def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
+    overlay = yaml.safe_load((REPOSITORY / "config/smoke.yaml").read_text())
+    assert overlay["experiment"] == "smoke"
+    smoke = ("--configfile", str(REPOSITORY / "config/smoke.yaml"))
+    stats = job_stats(dry_run(tmp_path, *smoke))
+    decodes = stats.pop("decode_live")
+    assert decodes in (1, 2)  # float32, and bfloat16 where the processor has it
+    assert stats.pop("total") == sum(stats.values()) + decodes
+    assert stats == {
+        "all": 1,
+        "fetch_target": 1,
+        "prepare_prompts": len(DOMAINS),
+        "generate_responses": 2 * len(DOMAINS),
+        "train_drafter": 3 + len(DOMAINS),
+        "check_lossless": 1,
+        "score_pool": 1,
+        "compute_stats": 1,
+        "copy_summary": 1,
+        **{f"draw_{name}": 1 for name in FIGURES},
+        "write_per_domain": 1,
+        "write_selectors": 1,
+    }
+    assert not any(tmp_path.glob("results/*")), "a dry run wrote into results/"
+
+
+@pytest.mark.parametrize("overlay", STUDIES)
+def test_every_study_of_the_repository_can_be_planned(tmp_path, overlay):
+    stats = job_stats(dry_run(tmp_path, "--configfile", str(REPOSITORY / "config" / overlay)))
+    assert stats["train_drafter"] >= 2 and stats["compute_stats"] == 1
+
+
+def test_targets_ask_for_their_part_only(new_checkout):
+    drafters = new_checkout.jobs("drafters")
+    assert drafters == Counter(
+        {
+            "Fetching the target model: tinyllama": 1,
+            "Preparing prompts: maths": 1,
+            "Generating the target's answers: maths-train": 1,
+            "Training drafter dpace-mixed-s0": 2,  # general-s0 and the sweep's depth_l2-s0
+            "Training drafter dpace-mixed-s1": 1,
+            "Training drafter dflash-mixed-s0": 1,
+            "Training drafter dpace-maths-s0": 1,
+        }
+    )
+    figures = new_checkout.jobs("figures")
+    drawn = [f"Drawing figure {name}" for name in [*FIGURES, "ablations", "surrogate"]]
+    below = [
+        "Generating the target's answers: maths-eval",
+        "Checking losslessness: lossless",
+        "Scoring all drafters: acceptance",
+        "Decoding live: mixed-float32",
+        "Computing statistics",
+    ]
+    assert figures == drafters + Counter(below + drawn)
+
+
+def test_a_study_without_live_decoding_or_sweeps_has_fewer_figures(new_checkout, tmp_path):
+    config = new_checkout.read_config()
+    del config["decode"], config["sweeps"], config["selectors"]
+    checkout = new_checkout.copy(tmp_path / "checkout")
+    checkout.write_config(config)
+    made = checkout.jobs()
+    assert not any(name.startswith(("Decoding", "Checking")) for name in made)
+    assert {name for name in made if "figure" in name or "table" in name} == {
+        "Drawing figure heatmap_tau",
+        "Drawing figure objectives",
+        "Drawing figure training_dynamics",
+        "Writing table per_domain",
+    }
+
+
+def test_d44_a_run_leaves_an_index_and_a_resolved_configuration_that_reruns_nothing(finished):
+    results = finished.root / "results"
+    with (results / "index.csv").open(newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    stages = Counter(row["stage"] for row in rows)
+    assert stages["train_drafter"] == 5 and stages["decode_live"] == 1
+    trained = {row["id"] for row in rows if row["stage"] == "train_drafter"}
+    assert trained == {path.name for path in (results / "drafters").iterdir() if path.is_dir()}
+    for stage, count in stages.items():
+        assert len(list((results / "logs" / stage).glob("*.log"))) == count, stage
+        assert len(list((results / "benchmarks").glob(f"{stage}-*.tsv"))) == count, stage
+    resolved = yaml.safe_load((results / "tiny/resolved.yaml").read_text())
+    assert resolved["drafters"]["general"]["training"]["weight_decay"] == 0.01  # a default, filled in
+    finished.write_config(resolved)
+    assert finished.jobs() == Counter()
+
+
+def test_a_run_begins_with_a_banner_and_ends_with_a_list_of_figures(finished_checkout):
+    shown = (finished_checkout.root / "printed.txt").read_text()
+    banner = shown.split("draftpool\n")[1]
+    assert "study:           tiny" in banner
+    assert "device:          cpu (CPU)" in banner
+    assert "live streams:    mixed in float32" in banner
+    assert "drafters:        5, 2 of them in the pool" in banner
+    finished = shown.split("Figures and tables:\n")[1]
+    assert "  results/tiny/figures/heatmap_tau.png" in finished and "results/tiny/tables/" in finished
+
+
+@pytest.mark.parametrize(
+    ("overlay", "message"),
+    [
+        ({"drafterz": {}}, "config key `drafterz`: unknown key -> did you mean `drafters`?"),
+        (
+            {"selectors": {"random": {"kind": "randon"}}},
+            "config key `selectors.random`: draftpool.selectors: unknown",
+        ),
+    ],
+)
+def test_bad_configuration_is_one_line(new_checkout, overlay, message):
+    done = new_checkout.snakemake("-n", *new_checkout.overlay(overlay))
+    assert done.returncode == 1
+    shown = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("Config file")]
+    assert len(shown) == 1 and message in shown[0]

@@ -1,0 +1,88 @@
+"""Stages check_lossless and decode_live: the target decodes with the pool, timed against plain decoding."""
+
+
+rule check_lossless:
+    """Compare speculative with plain decoding, token for token; live decoding waits for it.
+
+    Inputs: the target, held-out prompts, all drafters that decode.
+    Outputs: the losslessness report.
+    """
+    input:
+        target=upstream("check_lossless", "target", TARGET),
+        prompts=upstream("check_lossless", "prompts", PROMPTS),
+        drafters=drafters_of("check_lossless"),
+    output:
+        LOSSLESS,
+    log:
+        "results/logs/check_lossless/{id}.log",
+    benchmark:
+        "results/benchmarks/check_lossless-{id}.tsv"
+    wildcard_constraints:
+        id=known("check_lossless"),
+    threads: THREADS
+    resources:
+        gpu=GPU,
+        mem_mb=4000,
+        runtime=120,
+    params:
+        cfg=cfg_of("check_lossless"),
+        code=code_of("check_lossless"),
+    message:
+        "Checking losslessness: {wildcards.id}"
+    shell:
+        """
+        exec &> >(tee -i {log:q})
+        draftpool check_lossless \
+            --cfg {params.cfg:q} \
+            --target {input.target:q} \
+            --prompts {input.prompts:q} \
+            --drafters {input.drafters:q} \
+            --threads {threads} \
+            --out {output:q}
+        """
+
+
+rule decode_live:
+    """Decode one stream in one dtype under every selector, plain decoding beside it in the same process.
+
+    Inputs: the target, held-out prompts, all drafters that decode, the losslessness report.
+    Outputs: a folder with the step table and the sequence table.
+    """
+    input:
+        target=upstream("decode_live", "target", TARGET),
+        prompts=upstream("decode_live", "prompts", PROMPTS),
+        drafters=drafters_of("decode_live"),
+        lossless=each(LOSSLESS, ARTEFACTS["check_lossless"]),
+    output:
+        directory(DECODE),
+    log:
+        "results/logs/decode_live/{id}.log",
+    benchmark:
+        "results/benchmarks/decode_live-{id}.tsv"
+    wildcard_constraints:
+        id=known("decode_live"),
+    threads: THREADS
+    resources:
+        gpu=GPU,
+        mem_mb=4000,
+        runtime=480,
+    params:
+        cfg=cfg_of("decode_live"),
+        code=code_of("decode_live"),
+        # Shared by configurations that differ in their selectors only: cells that are done stay done.
+        state=lambda wildcards: ARTEFACTS["decode_live"][wildcards.id].state,
+    message:
+        "Decoding live: {wildcards.id}"
+    shell:
+        """
+        exec &> >(tee -i {log:q})
+        draftpool decode_live \
+            --cfg {params.cfg:q} \
+            --target {input.target:q} \
+            --prompts {input.prompts:q} \
+            --drafters {input.drafters:q} \
+            --lossless {input.lossless:q} \
+            --state results/state/{params.state} \
+            --threads {threads} \
+            --out {output:q}
+        """
