@@ -27,7 +27,7 @@ class _LineFile:
 
 @cache
 def _behind_the_pipe() -> TextIO | None:
-    """The terminal itself, where Snakemake runs on one and only the output of its jobs goes through a pipe."""
+    """The terminal, where Snakemake runs on one and only the output of its jobs goes through a pipe."""
     if os.environ.get("DRAFTPOOL_PROGRESS") != "bar":
         return None
     try:

@@ -34,7 +34,6 @@ if flags.command in ("score_pool", "check_lossless", "draw_figure", "write_table
 else:
     out.mkdir()
     (out / "summary.json").write_text("{{}}")
-    (out / "state").write_text(str(getattr(flags, "state", "")))
 """
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+from draftpool import figures, tables
 from draftpool.artefacts import canonical_json
 from draftpool.config.digest import code_digest
 from draftpool.config.environment import prepare_jobs
@@ -21,13 +22,12 @@ try:
     PLAN = Plan(resolve(config))
     check_kinds(PLAN)
     ARTEFACTS = PLAN.by_stage()
+    CODE = {
+        stage: {id: stage_code(stage, artefact.cfg) for id, artefact in artefacts.items()}
+        for stage, artefacts in ARTEFACTS.items()
+    }
 except DraftpoolError as error:
     sys.exit(f"draftpool: error: {error}")
-
-CODE = {
-    stage: {id: stage_code(stage, artefact.cfg) for id, artefact in artefacts.items()}
-    for stage, artefacts in ARTEFACTS.items()
-}
 
 RESULTS = Path("results")
 STUDY = f"results/{PLAN.study.experiment}"
@@ -46,14 +46,15 @@ SUMMARY = f"{STUDY}/summary.json"
 THREADS = PLAN.study.threads or workflow.cores
 GPU = int(uses_gpu(PLAN.study.device))
 
-# Figures and tables of a study, by what it has; one module each in draftpool.figures and draftpool.tables.
-FIGURE_NAMES = ["heatmap_tau", "objectives", "training_dynamics"]
-TABLE_NAMES = ["per_domain"]
-if PLAN.decodes:
-    FIGURE_NAMES += ["selectors", "regret_curves", "arm_choice"]
-    TABLE_NAMES += ["selectors"]
-if PLAN.study.sweeps:
-    FIGURE_NAMES += ["ablations", "surrogate"]
+# What a figure or table needs of a study stands beside its module.
+PARTS = {
+    "scored": True,
+    "pool": bool(PLAN.study.pool),
+    "live": bool(PLAN.decodes),
+    "sweeps": bool(PLAN.study.sweeps),
+}
+FIGURE_NAMES = [name for name, part in figures.FIGURES.items() if PARTS[part]]
+TABLE_NAMES = [name for name, part in tables.TABLES.items() if PARTS[part]]
 FIGURES = [f"{STUDY}/figures/{name}.{end}" for name in FIGURE_NAMES for end in ("png", "pdf")]
 TABLES = [f"{STUDY}/tables/{name}.{end}" for name in TABLE_NAMES for end in ("csv", "md", "tex")]
 

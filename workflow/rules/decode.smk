@@ -69,8 +69,6 @@ rule decode_live:
     params:
         cfg=cfg_of("decode_live"),
         code=code_of("decode_live"),
-        # Shared by configurations that differ in their selectors only: cells that are done stay done.
-        state=lambda wildcards: ARTEFACTS["decode_live"][wildcards.id].state,
     message:
         "Decoding live: {wildcards.id}"
     shell:
@@ -82,7 +80,7 @@ rule decode_live:
             --prompts {input.prompts:q} \
             --drafters {input.drafters:q} \
             --lossless {input.lossless:q} \
-            --state results/state/{params.state} \
+            --state results/state/{wildcards.id} \
             --threads {threads} \
             --out {output:q}
         """

@@ -48,8 +48,8 @@ def by_recipe(prompts: pd.DataFrame, drafters: pd.DataFrame) -> pd.DataFrame:
     """Average training seeds within a prompt.
 
     Returns:
-        Columns drafter (the recipe's name), prompt_id, domain, tokens, rounds; only prompts that every seed was
-        scored on.
+        Columns drafter (the recipe's name), prompt_id, domain, tokens, rounds; only prompts that every seed
+        was scored on.
     """
     merged = prompts.merge(drafters[["drafter", "recipe"]], on="drafter")
     grouped = merged.groupby(["recipe", "prompt_id", "domain"], observed=True)

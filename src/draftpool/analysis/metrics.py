@@ -143,7 +143,7 @@ def check_decoding(steps: pd.DataFrame, sequences: pd.DataFrame) -> None:
 
 
 def position_rates(steps: pd.DataFrame) -> pd.DataFrame:
-    """Per-slot acceptance of every dtype, stream, selector: columns slot, marginal, conditional, n (rounds)."""
+    """Per-slot acceptance of each cell that drafts: columns slot, marginal, conditional, n (rounds)."""
     frames = []
     for key, group in steps[steps["n_drafted"] > 0].groupby(["dtype", "stream", "selector"], observed=True):
         k = int(group["n_drafted"].max())
@@ -198,7 +198,7 @@ def truncate(table: pd.DataFrame, tokens: pd.DataFrame) -> pd.DataFrame:
 
 
 def dense_committed(table: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
-    """Lay an acceptance table out as a row per (drafter, answer), indexed by the tokens left after the anchor.
+    """Lay an acceptance table out as a row per (drafter, answer), indexed by tokens left after the anchor.
 
     Returns:
         (answers, committed): answers [G rows] has ``drafter, prompt_id, domain, repeat, tokens`` (tokens

@@ -18,7 +18,7 @@ FIXED = "fixed:"
 
 
 def fixed_cost(sequences: pd.DataFrame, pool: list[str], column: str) -> pd.DataFrame:
-    """Cost (rounds or wall_time) of the pool's fixed drafters: index stream, prompt_id, repeat; a column per arm.
+    """Rounds or wall time of the pool's fixed drafters: index stream, prompt_id, repeat; a column per arm.
 
     Raises:
         DraftpoolError: If a drafter of the pool was not decoded alone on every prompt.

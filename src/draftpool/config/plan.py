@@ -6,6 +6,7 @@ so that a label, the order of keys or an unrelated option reruns nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,21 +22,16 @@ SPLITS = ("train", "eval")
 
 @dataclass(frozen=True)
 class Artefact:
-    """One cached result: its id, the configuration of its stage and the drafters or upstream ids it reads.
-
-    ``state`` names the scratch folder of its stage where that is not the id: finished parts of the scratch
-    then serve another configuration too.
-    """
+    """One cached result: its id, the configuration of its stage and the drafters or upstream ids it reads."""
 
     id: str
     cfg: dict
     inputs: dict[str, Any] = field(default_factory=dict)
-    state: str = ""
 
 
 @dataclass(frozen=True)
 class DrafterRun:
-    """A recipe at one training seed."""
+    """A recipe at one training seed; ``where`` is the recipe's place in the configuration, for messages."""
 
     name: str
     recipe_name: str
@@ -44,6 +40,7 @@ class DrafterRun:
     domains: list[str]
     home: str | None
     init_from: str | None
+    where: str
 
 
 class Plan:
@@ -55,7 +52,15 @@ class Plan:
 
     def __init__(self, study: Study):
         self.study = study
-        self.runs = {run.name: run for run in self._expand()}
+        self.runs: dict[str, DrafterRun] = {}
+        for run in self._expand():
+            if run.name in self.runs:
+                raise DraftpoolError(
+                    f"drafter `{run.name}` is already made by `{self.runs[run.name].where}`",
+                    f"config key `{run.where}`",
+                    "rename one of the two",
+                )
+            self.runs[run.name] = run
         self._drafters: dict[str, Artefact] = {}
         self._check()
 
@@ -72,8 +77,10 @@ class Plan:
                 )
         return list(wanted)
 
-    def _recipes(self) -> dict[str, Recipe]:
-        recipes = dict(self.study.drafters)
+    def _recipes(self) -> Iterator[tuple[str, str, Recipe]]:
+        """Every recipe, sweeps included: its name, its place in the configuration, itself."""
+        for name, recipe in self.study.drafters.items():
+            yield name, f"drafters.{name}", recipe
         for sweep_name, sweep in self.study.sweeps.items():
             where = f"config key `sweeps.{sweep_name}.base`"
             if sweep.base not in self.study.drafters:
@@ -85,12 +92,12 @@ class Plan:
                 changed = overlay_recipe(base, override) | {"role": "sweep", "group": sweep.group}
                 if sweep.seeds is not None:
                     changed["seeds"] = sweep.seeds
-                recipes[f"{sweep_name}_{variant}"] = _recipe(changed, f"sweeps.{sweep_name}.over.{variant}")
-        return recipes
+                place = f"sweeps.{sweep_name}.over.{variant}"
+                yield f"{sweep_name}_{variant}", place, _recipe(changed, place)
 
-    def _expand(self):
-        for name, recipe in self._recipes().items():
-            domains = self._domains(recipe.domains, f"drafters.{name}.domains")
+    def _expand(self) -> Iterator[DrafterRun]:
+        for name, where, recipe in self._recipes():
+            domains = self._domains(recipe.domains, f"{where}.domains")
             targets = (
                 [(f"{name}_{domain}", [domain], domain) for domain in domains]
                 if recipe.per_domain
@@ -100,7 +107,7 @@ class Plan:
                 for seed in recipe.seeds:
                     init_from = None if recipe.init in ("target_layers", "random") else recipe.init
                     yield DrafterRun(
-                        f"{run_name}-s{seed}", run_name, recipe, seed, trained_on, home, init_from
+                        f"{run_name}-s{seed}", run_name, recipe, seed, trained_on, home, init_from, where
                     )
 
     def _known_drafter(self, name: str, where: str) -> None:
@@ -128,15 +135,15 @@ class Plan:
                         "config key `compare`",
                         f"known: {', '.join(sorted(recipes))}",
                     )
-        for name, run in self.runs.items():
-            seen, at = {name}, run
+        for run in self.runs.values():
+            seen, at = {run.name}, run
             while at.init_from is not None:
-                self._known_drafter(at.init_from, f"drafters.{at.recipe_name}.init")
+                self._known_drafter(at.init_from, f"{at.where}.init")
                 at = self.runs[at.init_from]
                 if at.name in seen:
                     raise DraftpoolError(
                         "drafters start from each other in a circle",
-                        f"config key `drafters.{name}.init`",
+                        f"config key `{run.where}.init`",
                         "start one from `target_layers`",
                     )
                 seen.add(at.name)
@@ -235,6 +242,7 @@ class Plan:
         """The acceptance table of all drafters."""
         cfg = self.study.score.model_dump() | {
             "drafters": self._named_drafters(self.runs),
+            "taps": self.study.target.taps,
             "device": self.study.device,
         }
         inputs = {
@@ -259,6 +267,7 @@ class Plan:
         cfg = self.study.lossless.model_dump() | {
             "drafters": self._named_drafters(self.live_drafters),
             "taps": self.study.target.taps,
+            "max_prompt_tokens": self.study.responses.max_prompt_tokens,
             "device": self.study.device,
             "seed": self.study.seed,
         }
@@ -299,9 +308,7 @@ class Plan:
                     "target": self.target.id,
                     "prompts": [self.prompts[domain].id for domain in domains],
                 }
-                # Without the selectors: adding one computes one and finds the others' cells.
-                state = make_id(f"{name}-{dtype}", cfg | inputs | {"selectors": None})
-                made[name, dtype] = Artefact(make_id(f"{name}-{dtype}", cfg | inputs), cfg, inputs, state)
+                made[name, dtype] = Artefact(make_id(f"{name}-{dtype}", cfg | inputs), cfg, inputs)
         return made
 
     @cached_property

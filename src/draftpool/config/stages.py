@@ -13,18 +13,22 @@ from draftpool.registry import find_registered
 from draftpool.selectors.base import make_selector
 from draftpool.training.objectives.base import make_objective
 
+# Selectors that a stage plays whatever its configuration says.
+ALWAYS = {"check_lossless": ("plain", "round_robin"), "decode_live": ("plain", "fixed")}
+
 
 @cache
 def _module(package: str, decorator: str, kind: str) -> str:
     return find_registered(package, decorator, kind)
 
 
-def _registered(cfg: dict) -> Iterator[str]:
+def _registered(stage: str, cfg: dict) -> Iterator[str]:
     """Modules that a stage with this configuration finds by a registry instead of importing them."""
+    kinds = [selector["kind"] for selector in cfg.get("selectors", {}).values()]
+    for kind in (*ALWAYS.get(stage, ()), *kinds):
+        yield _module("draftpool.selectors", "register_selector", kind)
     if "objective" in cfg:
         yield _module("draftpool.training.objectives", "register_objective", cfg["objective"]["kind"])
-    for selector in cfg.get("selectors", {}).values():
-        yield _module("draftpool.selectors", "register_selector", selector["kind"])
 
 
 def stage_code(stage: str, cfg: dict) -> str:
@@ -33,7 +37,7 @@ def stage_code(stage: str, cfg: dict) -> str:
     Raises:
         DraftpoolError: If ``cfg`` names an objective or selector that nobody registered.
     """
-    return code_digest(STAGES[stage].split(":")[0], *_registered(cfg))
+    return code_digest(STAGES[stage].split(":")[0], *_registered(stage, cfg))
 
 
 def check_kinds(plan: Plan) -> None:

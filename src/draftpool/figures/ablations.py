@@ -17,6 +17,7 @@ AXES = {
     "n_layers": "draft layers",
     "reduction": "loss reduction",
 }
+SHORT = {"alpha": "Alpha", "block_size": "Block", "n_layers": "Layers", "reduction": "Reduction"}
 REDUCTIONS = ["anchor_mean", "weight_mean", "sequence_sum", "published"]
 
 
@@ -101,4 +102,4 @@ def _highest(axis: str, lines: dict[str, pd.DataFrame], taus: pd.DataFrame) -> s
     members = pd.concat(lines.values()).merge(taus, left_on="recipe", right_on="drafter")
     best = members.loc[members["value"].idxmax()]
     level = str(best[axis]).replace("_", " ") if axis == "reduction" else f"{best[axis]:g}"
-    return f"{AXES[axis]}: highest at {level} ({style.objective_label(best['objective'])})"
+    return f"{SHORT[axis]}: highest at {level}"

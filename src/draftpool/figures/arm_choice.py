@@ -72,8 +72,8 @@ def draw(stats: Path, out: Path) -> None:
     )
     note = (
         f"Cells: % of rounds, {stream} stream; {style.counts_text(shares['n'])} prompts per domain; "
-        f"{style.percent(meta['confidence'])} intervals: median half-width "
-        f"{style.half_width(shares) * 100:.1f} points. Outlined: the domain's own specialist."
+        f"{style.percent(meta['confidence'])} intervals: {style.half_width(shares, 100, 1)}. "
+        f"{'Outlined: a specialist at home.' if homes else ''}"
     )
     style.frame(figure, message, note)
     style.save(figure, out)

@@ -26,7 +26,7 @@ def draw(stats: Path, out: Path) -> None:
     order = drafters.assign(rank=drafters["role"].map(ROLES.index)).sort_values("rank", kind="stable")
     grid = taus.pivot(index="drafter", columns="scope", values="value").loc[order["drafter"], columns]
 
-    height = 1.3 + 0.21 * len(grid)
+    height = max(2.4, 1.3 + 0.21 * len(grid))
     figure, axes = style.panels(1, 2, height, width_ratios=[len(columns), 0.25])
     heat, scale = axes[0]
     sns.heatmap(
@@ -55,10 +55,11 @@ def draw(stats: Path, out: Path) -> None:
     heat.set(xlabel="domain", ylabel="")
     cells = taus[taus["scope"] != "mean"]
     outlined = "Outlined: a specialist's own domain. " if any(home in columns for home in homes) else ""
+    clearly = "Clearly: the interval of the difference lies above 0." if outlined else ""
     note = (
         f"{outlined}{style.counts_text(cells['n'])} held-out prompts per cell; "
-        f"{style.percent(meta['confidence'])} intervals: median half-width {style.half_width(cells):.2f}. "
-        "Clearly: the interval of the difference lies above 0."
+        f"{style.percent(meta['confidence'])} intervals: {style.half_width(cells)}. "
+        f"{clearly}"
     )
     style.frame(figure, _message(stats, grid), note)
     style.save(figure, out)

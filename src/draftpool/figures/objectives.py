@@ -82,5 +82,5 @@ def _message(stats: Path) -> str:
     row = rows[rows["scope"] == "mean"].iloc[0]
     return (
         f"Mean tau, {style.run_label(row['a'])} minus {style.run_label(row['b'])}: {row['value']:+.3f} "
-        f"[{row['low']:+.3f}, {row['high']:+.3f}]"
+        f"{style.brackets(row, '+', 3)}"
     )

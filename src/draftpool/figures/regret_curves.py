@@ -54,8 +54,9 @@ def draw(stats: Path, out: Path) -> None:
         )
     note = (
         f"Stopping-time regret: rounds beyond those of the query's best fixed drafter. "
-        f"{stream.capitalize()} stream, float32. Bands: {style.percent(meta['confidence'])} bootstrap intervals over "
-        f"prompts; n = {n} queries (left), "{style.counts_text(within['n'])} queries that long (right)."
+        f"{stream.capitalize()} stream, float32. Bands: {style.percent(meta['confidence'])} bootstrap "
+        f"intervals over prompts; n = {n} queries (left), {style.counts_text(within['n'])} "
+        "queries that long (right)."
     )
     style.frame(figure, message, note, axes[0, 0])
     style.save(figure, out)

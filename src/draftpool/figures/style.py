@@ -40,6 +40,7 @@ SELECTOR_LABELS = {
     "ucb_be": "MetaSD-UCB (BE)",
     "exp3": "EXP3",
     "hedge": "HedgeSpec",
+    "hedgespec": "HedgeSpec",
     "normal_hedge": "HedgeSpec (NormalHedge)",
     "best_fixed_query": "best fixed per query (oracle)",
 }
@@ -199,6 +200,14 @@ def counts_text(n: pd.Series) -> str:
     return f"n = {low}" if low == high else f"n = {low}-{high}"
 
 
-def half_width(rows: pd.DataFrame) -> float:
+def brackets(row: pd.Series, sign: str = "", digits: int = 2) -> str:
+    """``[0.10, 0.20]``, or ``(no interval)`` where too few prompts allow none."""
+    if np.isnan(row["low"]) or np.isnan(row["high"]):
+        return "(no interval)"
+    return f"[{row['low']:{sign}.{digits}f}, {row['high']:{sign}.{digits}f}]"
+
+
+def half_width(rows: pd.DataFrame, factor: float = 1.0, digits: int = 2) -> str:
     """Median half-width of the intervals, for figures whose cells cannot show them."""
-    return float(((rows["high"] - rows["low"]) / 2).median())
+    median = float(((rows["high"] - rows["low"]) / 2).median() * factor)
+    return "none (too few prompts)" if np.isnan(median) else f"median half-width {median:.{digits}f}"

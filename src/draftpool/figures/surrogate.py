@@ -35,8 +35,8 @@ def draw(stats: Path, out: Path) -> None:
             panel.scatter(own[name], own["length"], s=14, alpha=0.75, lw=0, label=domain, **look)
         prompt, anchor = rhos.loc[("prompt", name)], rhos.loc[("anchor", name)]
         panel.set_title(
-            f"rank correlation {prompt['value']:.2f} [{prompt['low']:.2f}, {prompt['high']:.2f}]\n"
-            f"single anchors {anchor['value']:.2f} [{anchor['low']:.2f}, {anchor['high']:.2f}]",
+            f"rank correlation {prompt['value']:.2f} {style.brackets(prompt)}\n"
+            f"single anchors {anchor['value']:.2f} {style.brackets(anchor)}",
             fontsize=8,
         )
         panel.set_xlabel(label)
@@ -46,14 +46,15 @@ def draw(stats: Path, out: Path) -> None:
     better = (
         "S ranks prompts better than the plain sum"
         if gap["low"] > 0
-        else "S and the plain sum rank prompts alike"
+        else "No clear difference between S and the plain sum"
     )
     if gap["high"] < 0:
         better = "The plain sum ranks prompts better than S"
     note = (
         f"{style.run_label(drafter)}, n = {len(points)} prompts. Rank correlation: Spearman's rho over "
-        f"prompts, and over single anchors; brackets: {style.percent(meta['confidence'])} bootstrap intervals over prompts."
+        f"prompts, and over single anchors; brackets: {style.percent(meta['confidence'])} bootstrap "
+        "intervals over prompts."
     )
-    message = f"{better}: difference {gap['value']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}]"
+    message = f"{better}: difference {gap['value']:+.3f} {style.brackets(gap, '+', 3)}"
     style.frame(figure, message, note, axes[0, 0], columns=6)
     style.save(figure, out)

@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
 
@@ -27,7 +28,10 @@ def draw(stats: Path, out: Path) -> None:
     chosen = compared_recipes(drafters)
     runs = drafters[drafters["recipe"].isin(chosen["recipe"])]
     merged = dynamics.merge(runs[["drafter", "recipe"]], on="drafter")
-    means = merged.groupby(["recipe", "step", "slot"])[["confidence", "weight_share"]].mean().reset_index()
+    grouped = merged.groupby(["recipe", "step", "slot"])[["confidence", "weight_share"]]
+    means, lows, highs = (getattr(grouped, name)().reset_index() for name in ("mean", "min", "max"))
+    for metric in ("confidence", "weight_share"):
+        means[f"{metric}_low"], means[f"{metric}_high"] = lows[metric], highs[metric]
     slots = int(means["slot"].max())
     # Viridis without its yellow end, which is too pale for lines on white.
     colours = ListedColormap(mpl.colormaps["viridis"](np.linspace(0, 0.82, slots)))
@@ -62,15 +66,19 @@ def draw(stats: Path, out: Path) -> None:
     style.frame(
         figure,
         _message(means, chosen),
-        f"Means over the anchors of each step, then over spans of steps; {seeds}.",
+        f"Means over the anchors of each step, then over spans of steps; {seeds}; bands: range over seeds.",
     )
     style.save(figure, out)
 
 
-def _lines(panel, rows: pd.DataFrame, metric: str, colours) -> None:
+def _lines(panel: Axes, rows: pd.DataFrame, metric: str, colours: ListedColormap) -> None:
     panel.set_visible(True)
     for slot, line in rows.groupby("slot"):
-        panel.plot(line["step"], line[metric], color=colours.colors[int(slot) - 1], lw=1.2)
+        colour = colours.colors[int(slot) - 1]
+        panel.fill_between(
+            line["step"], line[f"{metric}_low"], line[f"{metric}_high"], color=colour, alpha=0.2, lw=0
+        )
+        panel.plot(line["step"], line[metric], color=colour, lw=1.2)
 
 
 def _message(means: pd.DataFrame, chosen: pd.DataFrame) -> str:

@@ -46,8 +46,8 @@ def write(stats: Path, out: Path) -> None:
         rows.append(row)
     n = int(taus.xs("mean", level="scope")["n"].max())
     text = (
-        f"tau: tokens per target call; mean over domains, n = {n} prompts. Final loss: each under its own objective, so not "
-        f"comparable between objectives. Full blocks: share of anchors where every slot matched, or the answer ended inside the "
-        f"match, so that a longer block might have committed more."
+        f"tau: tokens per target call; mean over domains, n = {n} prompts. Final loss: each under its own "
+        "objective, so not comparable between objectives. Full blocks: share of anchors where every slot "
+        "matched, or the answer ended inside the match: a longer block might have committed more."
     )
     write_all(pd.DataFrame(rows), out, note(meta, text))

@@ -40,5 +40,8 @@ def write(stats: Path, out: Path) -> None:
                     "n": int(own["n"].iloc[0]),
                 }
             )
-    text = "tau: tokens per target call. Headroom: relative gain in tau over the generalist; choices are made in hindsight."
+    text = (
+        "tau: tokens per target call. Headroom: relative gain in tau over the generalist; "
+        "choices are made in hindsight."
+    )
     write_all(pd.DataFrame(table), out, note(meta, text))

@@ -12,7 +12,7 @@ from draftpool.tables.writer import interval_text, write_all
 
 
 def write(stats: Path, out: Path) -> None:
-    """Write one row per selector, ordered by speed-up, with MAT and regret beside; reads selectors, regret (if any), meta."""
+    """Write a row per selector, MAT and regret beside speed-up; reads selectors, regret (if any), meta."""
     meta, rows = read_meta(stats), read_tidy(stats, "selectors")
     stream = main_stream(rows)
     rows = rows[rows["stream"] == stream]
@@ -34,8 +34,9 @@ def write(stats: Path, out: Path) -> None:
             row["regret (rounds/query)"] = interval_text(regret.loc[selector])
         table.append(row)
     text = (
-        f"Domains and all: speed-up over plain decoding ({meta['timed_dtype']}, {stream} stream), ratio of total decode time per "
-        f"token. MAT and regret: {meta['exact_dtype']}; regret against the best fixed drafter of the pool for each query."
+        f"Domains and all: speed-up over plain decoding ({meta['timed_dtype']}, {stream} stream), ratio of "
+        f"total decode time per token. MAT and regret: {meta['exact_dtype']}; regret against the best fixed "
+        "drafter of the pool for each query."
     )
     write_all(pd.DataFrame(table), out, note(meta, text))
 

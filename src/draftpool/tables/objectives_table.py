@@ -12,7 +12,7 @@ from draftpool.tables.writer import interval_text, write_all
 
 
 def write(stats: Path, out: Path) -> None:
-    """Write one row per recipe that is no specialist; reads drafters, tau, tau_seeds, compare (if any) and meta."""
+    """Write a row per recipe but specialists; reads drafters, tau, tau_seeds, compare (if any) and meta."""
     meta, taus, spread = read_meta(stats), read_tidy(stats, "tau"), read_tidy(stats, "tau_seeds")
     recipes = recipe_rows(read_tidy(stats, "drafters"))
     taus = taus[
@@ -43,7 +43,7 @@ def write(stats: Path, out: Path) -> None:
             row["p (Holm)"] = "; ".join(f"{p:.2g}" for p in own["p_holm"])
         rows.append(row)
     text = (
-        f"Mean tau over domains, n = {int(taus['n'].max())} prompts, training seeds averaged within a prompt. Differences are paired "
-        f"by prompt; p: Wilcoxon signed-rank, Holm-adjusted over the comparisons."
+        f"Mean tau over domains, n = {int(taus['n'].max())} prompts, training seeds averaged within a "
+        "prompt. Differences are paired by prompt; p: Wilcoxon signed-rank, Holm-adjusted over comparisons."
     )
     write_all(pd.DataFrame(rows).replace("", None), out, note(meta, text))

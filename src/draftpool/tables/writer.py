@@ -29,7 +29,7 @@ def write_all(frame: pd.DataFrame, out: Path, note: str = "") -> None:
     """Write ``out`` (CSV) and, beside it, ``.md`` and ``.tex``.
 
     Args:
-        frame: Cells as they are to be read: text, or numbers that need no rounding. Missing cells show a dash.
+        frame: Cells as they are to be read: text, or numbers that need no rounding; missing ones show a dash.
         out: Path of the CSV.
         note: What intervals and n mean; a line under the Markdown table, a comment above the LaTeX one.
     """
@@ -65,7 +65,7 @@ def _markdown(cells: pd.DataFrame, note: str) -> str:
 
 def _latex(cells: pd.DataFrame, note: str) -> str:
     def line(values: list[str]) -> str:
-        # Braces keep an opening bracket from being taken for the optional argument of the line break before it.
+        # Braces: else an opening bracket is taken for the optional argument of the line break before it.
         return " & ".join("{" + escape_latex(value) + "}" for value in values) + r" \\"
 
     lines = [f"% {note}"] if note else []

@@ -1,0 +1,156 @@
+"""The smoke study on the real model, from downloads to figures, and a training job that is killed midway."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import yaml
+
+from draftpool.artefacts import read_json, read_table
+from draftpool.config.load import load
+from draftpool.config.plan import Plan
+from draftpool.figures import FIGURES
+from draftpool.tables import TABLES
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEFAULT, SMOKE = REPOSITORY / "config/default.yaml", REPOSITORY / "config/smoke.yaml"
+
+
+def command(folder: Path, *arguments: str, overlays: tuple[Path, ...] = ()) -> list[str]:
+    snakefile = ["--snakefile", str(REPOSITORY / "Snakefile"), "--directory", str(folder)]
+    configs = ["--configfile", *map(str, (SMOKE, *overlays))]
+    return [sys.executable, "-m", "snakemake", *snakefile, *arguments, *configs]
+
+
+def run(folder: Path, *arguments: str, overlays: tuple[Path, ...] = ()) -> str:
+    done = subprocess.run(
+        command(folder, *arguments, overlays=overlays),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Path:
+    """The finished smoke study."""
+    folder = tmp_path_factory.mktemp("smoke")
+    run(folder, "--cores", "2")
+    return folder
+
+
+def test_headline_numbers_stand_under_their_fixed_names(study):
+    summary = read_json(study / "results/smoke/summary.json")
+    names = [
+        "tau/generalist_dpace/mean",
+        "tau/generalist_dflash/mean",
+        "tau/generalist-s0/maths",
+        "headroom/mixed",
+        "speedup/best_fixed/mixed",
+        "speedup/ucb_bd/mixed",
+        "mat/hedgespec/mixed",
+        "regret/exp3/mixed",
+        "lossless/float32/mismatches",
+        "overhead/dpace_step",
+        "time/train_drafter",
+    ]
+    assert not set(names) - set(summary)
+    for name, entry in summary.items():
+        assert set(entry) == {"value", "low", "high", "n", "unit"}, name
+    assert summary["tau/generalist-s0/mean"]["value"] >= 1.0
+    assert summary["time/train_drafter"]["n"] == 9
+
+
+def test_decoding_was_lossless_and_speculative(study):
+    (report,) = study.glob("results/lossless/*/lossless.json")
+    exact = read_json(report)["float32"]
+    assert exact["mismatches"] == 0
+    assert min(exact[key] for key in ("prompts", "tokens", "drafted", "accepted", "rejected")) > 0
+    live = pd.concat(read_table(path) for path in study.glob("results/decodes/*/sequences.parquet"))
+    exact = live[live["dtype"] == "float32"]
+    assert len(exact) and exact["matches_plain"].all()
+    assert set(exact["selector"]) > {
+        "plain",
+        "fixed:generalist-s0",
+        "random",
+        "ucb_bd",
+        "ucb_be",
+        "exp3",
+        "hedgespec",
+    }
+
+
+def test_every_figure_and_table_has_content(study):
+    folder = study / "results/smoke"
+    figures = [name for name, part in FIGURES.items() if part != "sweeps"]
+    assert {path.name for path in (folder / "figures").iterdir()} == {
+        f"{name}.{end}" for name in figures for end in ("png", "pdf")
+    }
+    assert {path.name for path in (folder / "tables").iterdir()} == {
+        f"{name}.{end}" for name in TABLES for end in ("csv", "md", "tex")
+    }
+    for path in (folder / "figures").iterdir():
+        assert path.read_bytes().startswith({".png": b"\x89PNG", ".pdf": b"%PDF"}[path.suffix])
+        assert path.stat().st_size > 5_000
+    for path in (folder / "tables").glob("*.csv"):
+        assert len(pd.read_csv(path)) > 0, path
+
+
+def test_d44_every_artefact_says_how_it_was_made(study):
+    folders = [
+        path
+        for kind in ("targets", "prompts", "responses", "drafters", "decodes")
+        for path in (study / "results" / kind).iterdir()
+    ]
+    assert len(folders) >= 1 + 6 + 12 + 9 + 1
+    for folder in folders:
+        assert yaml.safe_load((folder / "resolved.yaml").read_text()), folder
+        assert read_json(folder / "provenance.json")["command"], folder
+
+
+def test_a_finished_study_has_nothing_to_do(study):
+    assert "Nothing to be done" in run(study, "-n")
+
+
+def test_the_report_holds_the_figures(study):
+    run(study, "--report", "report.zip")
+    assert (study / "report.zip").stat().st_size > 100_000
+
+
+def test_d41_a_killed_training_job_goes_on_from_its_checkpoint(study):
+    longer = study / "longer.yaml"
+    training = {"steps": 60, "checkpoint_every": 5}
+    longer.write_text(yaml.safe_dump({"drafters": {"generalist_dflash": {"training": training}}}))
+    drafter = Plan(load(DEFAULT, SMOKE, longer)).drafter("generalist_dflash-s0").id
+    wanted = f"results/drafters/{drafter}"
+    checkpoint = study / f"results/state/{drafter}/checkpoint.safetensors"
+    arguments = ("--cores", "2", wanted)
+    with subprocess.Popen(
+        command(study, *arguments, overlays=(longer,)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as snakemake:
+        deadline = time.monotonic() + 300
+        while not checkpoint.exists():
+            assert snakemake.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+            time.sleep(0.05)
+        jobs = psutil.Process(snakemake.pid).children(recursive=True)
+        (job,) = [process for process in jobs if "train_drafter" in process.cmdline()]
+        os.kill(job.pid, signal.SIGKILL)
+        assert snakemake.wait(timeout=60) != 0
+    assert checkpoint.exists() and not (study / wanted).exists()
+    run(study, *arguments, overlays=(longer,))
+    log = (study / f"results/logs/train_drafter/{drafter}.log").read_text()
+    assert "resumed from the checkpoint at step" in log
+    assert pd.read_csv(study / wanted / "training.csv")["step"].tolist() == list(range(60))

@@ -1,0 +1,182 @@
+"""The plan: ids, what changes them, and which artefact reads which."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftpool.artefacts import canonical_json
+from draftpool.config import hardware, overview
+from draftpool.config.ids import ID_PATTERN, make_id
+from draftpool.config.load import merge, read_yaml, resolve
+from draftpool.config.plan import Plan
+
+TINY = read_yaml(Path(__file__).resolve().parents[1] / "workflow/config.yaml")
+
+
+def plan_of(changes: dict | None = None) -> Plan:
+    return Plan(resolve(merge(copy.deepcopy(TINY), changes or {})))
+
+
+def ids(plan: Plan) -> dict[str, set[str]]:
+    return {stage: set(made) for stage, made in plan.by_stage().items()}
+
+
+def changed_stages(changes: dict) -> set[str]:
+    before, after = ids(plan_of()), ids(plan_of(changes))
+    return {stage for stage in before if before[stage] != after[stage]}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.text(), st.dictionaries(st.text(), json_values, max_size=4))
+def test_ids_fit_paths_and_do_not_depend_on_the_order_of_keys(slug, fields):
+    made = make_id(slug, fields)
+    assert re.fullmatch(ID_PATTERN, made)
+    assert made == make_id(slug, dict(reversed(fields.items())))
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.integers(0, 3), min_size=2))
+def test_ids_tell_values_apart_even_when_they_are_swapped(fields):
+    names = list(fields)
+    swapped = fields | {names[0]: fields[names[1]], names[1]: fields[names[0]]}
+    assert (make_id("x", fields) == make_id("x", swapped)) == (fields == swapped)
+
+
+def test_every_id_of_a_study_is_a_name_without_slash():
+    for made in plan_of().by_stage().values():
+        assert made
+        for id, artefact in made.items():
+            assert id == artefact.id and re.fullmatch(ID_PATTERN, id)
+            canonical_json(artefact.cfg)
+
+
+DRAFTERS_AND_BELOW = {"train_drafter", "check_lossless", "score_pool", "decode_live"}
+ANSWERS_AND_BELOW = DRAFTERS_AND_BELOW | {"generate_responses"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "stages"),
+    [
+        ({"target": {"path": "models/other"}}, ANSWERS_AND_BELOW | {"fetch_target"}),
+        ({"target": {"taps": [0, 1]}}, ANSWERS_AND_BELOW),
+        ({"domains": {"maths": {"max_prompt_chars": 10}}}, ANSWERS_AND_BELOW | {"prepare_prompts"}),
+        ({"archives": {"pack": {"sha256": "1" * 64}}}, ANSWERS_AND_BELOW | {"prepare_prompts"}),
+        ({"responses": {"max_new_tokens": 9}}, ANSWERS_AND_BELOW),
+        ({"drafters": {"general": {"objective": {"alpha": 0.1}}}}, DRAFTERS_AND_BELOW),
+        ({"lossless": {"max_new_tokens": 9}}, {"check_lossless"}),
+        ({"score": {"prompts_per_domain": 1}}, {"score_pool"}),
+        ({"decode": {"repeats": 2}}, {"decode_live"}),
+        ({"decode": {"selector_seeds": [0, 1]}}, {"decode_live"}),
+        ({"selectors": {"ucb": {"reward": "bd"}}}, {"decode_live"}),
+        ({"experiment": "other", "threads": 7, "bootstrap": {"n_resamples": 100}}, set()),
+        ({"drafters": {"general": {"training": {"checkpoint_every": 1}}}}, set()),
+        ({"archives": {"unused": TINY["archives"]["pack"] | {"package": "unused"}}}, set()),
+    ],
+)
+def test_d49_an_id_changes_with_what_its_stage_reads_and_with_nothing_else(changes, stages):
+    assert changed_stages(changes) == stages
+
+
+def test_a_recipe_can_be_renamed_without_training_again():
+    renamed = copy.deepcopy(TINY)
+    renamed["drafters"]["baseline_of_old"] = renamed["drafters"].pop("baseline")
+    renamed["compare"] = [{"a": "general", "b": "baseline_of_old"}]
+    assert set(Plan(resolve(renamed)).by_stage()["train_drafter"]) == ids(plan_of())["train_drafter"]
+
+
+def test_equal_recipes_share_one_drafter():
+    plan = plan_of({"drafters": {"twin": {"seeds": [0]}}})
+    assert plan.drafter("twin-s0").id == plan.drafter("general-s0").id
+    assert ids(plan)["train_drafter"] == ids(plan_of())["train_drafter"]
+
+
+def test_specialists_start_from_a_drafter_and_change_with_it():
+    before, after = plan_of(), plan_of({"drafters": {"general": {"training": {"steps": 9}}}})
+    assert before.drafter("special_maths-s0").inputs["init"] == before.drafter("general-s0").id
+    assert before.drafter("special_maths-s0").id != after.drafter("special_maths-s0").id
+    assert before.drafter("baseline-s0").id == after.drafter("baseline-s0").id
+    assert before.drafter("baseline-s0").inputs["init"] is None
+
+
+def test_runs_are_recipes_times_domains_times_seeds_and_sweeps():
+    plan = plan_of()
+    assert list(plan.runs) == ["baseline-s0", "general-s0", "general-s1", "special_maths-s0", "depth_l2-s0"]
+    special, swept = plan.runs["special_maths-s0"], plan.runs["depth_l2-s0"]
+    assert (special.recipe_name, special.home, special.domains) == ("special_maths", "maths", ["maths"])
+    assert (swept.recipe.role, swept.recipe.group, swept.recipe.model.n_layers) == ("sweep", "layers", 2)
+    assert plan.live_drafters == ["general-s0", "special_maths-s0", "baseline-s0", "general-s1"]
+
+
+def test_a_sweep_over_objectives_drops_the_parameters_of_the_base():
+    over = {"dflash": {"objective": {"kind": "dflash"}}, "a3": {"objective": {"alpha": 0.3}}}
+    plan = plan_of(
+        {"sweeps": {"loss": {"base": "general", "group": "objective", "over": over, "seeds": [0]}}}
+    )
+    assert plan.runs["loss_dflash-s0"].recipe.objective.model_dump() == {
+        "kind": "dflash",
+        "reduction": "anchor_mean",
+    }
+    assert plan.runs["loss_a3-s0"].recipe.objective.model_dump()["alpha"] == 0.3
+
+
+def test_statistics_know_every_drafter_in_the_order_of_their_folders():
+    plan = plan_of()
+    assert [drafter["name"] for drafter in plan.stats_cfg["drafters"]] == list(plan.runs)
+    assert plan.stats_cfg["drafters"][3] == {
+        "name": "special_maths-s0",
+        "recipe": "special_maths",
+        "seed": 0,
+        "role": "specialist",
+        "home": "maths",
+        "objective": {"kind": "dpace", "alpha": 0.5, "reduction": "anchor_mean"},
+        "block_size": 4,
+        "n_layers": 1,
+        "steps": 6,
+        "group": "",
+    }
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_dtypes_follow_the_processor_unless_they_are_given(monkeypatch, native):
+    monkeypatch.setattr(hardware, "cpu_multiplies_bfloat16", lambda: native)
+    assert plan_of({"decode": {"dtypes": "auto"}}).dtypes == ["float32", "bfloat16"][: 1 + native]
+    assert plan_of({"decode": {"dtypes": ["bfloat16"]}}).dtypes == ["bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("device", "has_gpu", "uses"),
+    [("auto", True, True), ("auto", False, False), ("cpu", True, False), ("cuda", False, True)],
+)
+def test_a_gpu_is_asked_for_where_there_is_one_or_where_it_is_wanted(monkeypatch, device, has_gpu, uses):
+    monkeypatch.setattr(hardware, "has_gpu", lambda: has_gpu)
+    assert hardware.uses_gpu(device) is uses
+
+
+def test_d44_index_keeps_other_studies_and_resolved_yaml_holds_what_runs(tmp_path):
+    one, two = (
+        plan_of(),
+        plan_of({"experiment": "other", "drafters": {"baseline": {"training": {"steps": 9}}}}),
+    )
+    overview.write_overview(one, tmp_path)
+    overview.write_overview(two, tmp_path)
+    overview.write_overview(two, tmp_path)
+    with (tmp_path / "index.csv").open(newline="") as handle:
+        rows = [row["id"] for row in csv.DictReader(handle)]
+    expected = {id for plan in (one, two) for made in plan.by_stage().values() for id in made}
+    assert len(rows) == len(expected) and set(rows) == expected
+    resolved = yaml.safe_load((tmp_path / "other/resolved.yaml").read_text())
+    assert resolve(resolved) == two.study
+    assert overview.config_hash(one.study) != overview.config_hash(two.study)
