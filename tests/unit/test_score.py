@@ -1,0 +1,172 @@
+"""The acceptance table is what live decoding does, anchor by anchor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scripted import fresh_draft, run
+from tiny import TAPS, load
+
+from draftpool.artefacts import read_table, write_table
+from draftpool.drafters.block_live import BlockDrafter, load_model
+from draftpool.errors import DraftpoolError
+from draftpool.replay import score
+from draftpool.replay.score import score_pool
+
+
+def _cfg(world, **changes) -> dict:
+    drafters = [{"name": name, "id": name} for name in world.names]
+    return {"prompts_per_domain": None, "drafters": drafters, "taps": TAPS, "device": "cpu"} | changes
+
+
+@pytest.fixture(scope="module", params=["llama_world", "qwen3_world"])
+def scored(request, tmp_path_factory):
+    """World, target, and the acceptance table of its training answers (more text than the held-out ones)."""
+    world = request.getfixturevalue(request.param)
+    folder = tmp_path_factory.mktemp("score")
+    score_pool(_cfg(world), world.target, world.train, world.drafters, folder / "state", folder / "table.parquet")
+    answers = pd.concat([read_table(path / "responses.parquet") for path in world.train])
+    return world, load(world.target, TAPS), read_table(folder / "table.parquet"), answers
+
+
+def test_d28_table_equals_live_decoding_round_by_round(scored) -> None:
+    world, target, table, answers = scored
+    rounds = accepted = rejected = 0
+    for path in world.drafters:
+        drafter = BlockDrafter(path.name, load_model(path, target))
+        rows = table[table.drafter == path.name].set_index(["prompt_id", "position"])
+        for answer in answers.itertuples():
+            result = run(
+                target,
+                list(answer.prompt_ids),
+                {path.name: drafter},
+                limit=20,
+                ends={2},
+                k_pool=int(table.k.max()),
+            )
+            assert result.tokens == list(answer.response_ids)
+            for live in result.rounds:
+                row = rows.loc[(answer.prompt_id, live["position"])]
+                assert (live["n_drafted"], live["n_accepted"]) == (row.k, row.accepted)
+                assert live["n_committed"] == row.committed
+                assert live["reward_be"] == pytest.approx(row.reward_be, abs=1e-12)
+                assert live["reward_bd"] == pytest.approx(row.reward_bd, abs=1e-5)
+                rounds, accepted = rounds + 1, accepted + row.accepted
+                rejected += row.accepted < row.k
+    assert rounds > 100 and accepted > 10 and rejected > 10
+
+
+def _naive_rows(drafter: BlockDrafter, target, prompt: list[int], answer: list[int], k_pool: int) -> list[dict]:
+    """One anchor at a time, each drafted from a fresh context and compared token by token."""
+    ids = prompt + answer
+    logits = target.forward(torch.tensor([ids]), target.new_cache(len(ids))).logits[0].double()
+    rows = []
+    for position in range(len(answer) - 1):
+        draft = fresh_draft(drafter, target, prompt + answer[: position + 1])
+        left = len(answer) - 1 - position
+        ahead = answer[position + 1 :]
+        accepted = 0
+        while accepted < min(drafter.k, left) and int(draft.ids[accepted]) == ahead[accepted]:
+            accepted += 1
+        gamma = []
+        for slot in range(min(drafter.k, left)):
+            p = logits[len(prompt) + position + slot].softmax(-1)
+            q = dict(zip(draft.vocabulary.tolist(), draft.log_q[slot].double().exp().tolist(), strict=True))
+            gamma.append(sum(min(float(p[token]), share) for token, share in q.items()))
+        rows.append(
+            {
+                "position": position,
+                "left": left,
+                "k": drafter.k,
+                "accepted": accepted,
+                "committed": min(accepted + 1, left),
+                "censored": accepted == drafter.k or accepted == left,
+                "gamma": gamma,
+                "reward_be": accepted / k_pool,
+                "reward_bd": float(np.mean(gamma[: accepted + 1])),
+            }
+        )
+    return rows
+
+
+def test_d28_table_equals_one_anchor_at_a_time(scored) -> None:
+    world, target, table, answers = scored
+    for path in world.drafters:
+        drafter = BlockDrafter(path.name, load_model(path, target))
+        for answer in answers.iloc[[0, 2]].itertuples():
+            rows = table[(table.drafter == path.name) & (table.prompt_id == answer.prompt_id)]
+            expected = _naive_rows(
+                drafter, target, list(answer.prompt_ids), list(answer.response_ids), int(table.k.max())
+            )
+            assert len(rows) == len(expected)
+            for row, wanted in zip(rows.to_dict("records"), expected, strict=True):
+                for name in ("position", "left", "k", "accepted", "committed", "censored"):
+                    assert row[name] == wanted[name], name
+                np.testing.assert_allclose(row["gamma"], wanted["gamma"], atol=1e-5)
+                assert row["reward_be"] == pytest.approx(wanted["reward_be"])
+                assert row["reward_bd"] == pytest.approx(wanted["reward_bd"], abs=1e-5)
+                assert (row["domain"], row["repeat"]) == (answer.domain, 0)
+
+
+def test_every_anchor_of_every_answer_is_scored_once(scored) -> None:
+    world, _, table, answers = scored
+    assert not table.duplicated(["prompt_id", "drafter", "position"]).any()
+    wanted = {answer.prompt_id: max(0, len(answer.response_ids) - 1) for answer in answers.itertuples()}
+    for _, rows in table.groupby("drafter"):
+        assert rows.groupby("prompt_id").size().to_dict() == {key: n for key, n in wanted.items() if n}
+    assert set(table.drafter) == set(world.names) and set(table.domain) == {"tales", "sums"}
+    assert table.groupby("drafter").k.first().to_dict() == {"wide": 5, "small": 3, "short": 3}
+    assert table.censored.any() and not table.censored.all()
+
+
+def test_a_domain_that_was_scored_is_not_scored_again(llama_world, tmp_path, monkeypatch) -> None:
+    world, cfg = llama_world, _cfg(llama_world, prompts_per_domain=2)
+    arguments = (cfg, world.target, world.heldout, world.drafters, tmp_path / "state")
+    score_domain, calls = score._score_domain, []
+
+    def interrupted(target, models, table, shown):
+        calls.append(sorted(models))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return score_domain(target, models, table, shown)
+
+    monkeypatch.setattr(score, "_score_domain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        score_pool(*arguments, tmp_path / "table.parquet")
+    assert not (tmp_path / "table.parquet").exists()
+    score_pool(*arguments, tmp_path / "table.parquet")
+    assert calls == [sorted(world.names)] * 3
+    # Another drafter computes only itself.
+    cfg["drafters"].append({"name": "again", "id": "again"})
+    again = tmp_path / "again"
+    again.symlink_to(world.drafters[0])
+    score_pool(*arguments[:3], [*world.drafters, again], tmp_path / "state", tmp_path / "more.parquet")
+    assert calls[3:] == [["again"]] * 2
+    table = read_table(tmp_path / "more.parquet")
+    assert not table.duplicated(["prompt_id", "drafter", "position"]).any()
+    columns = ["prompt_id", "position", "accepted"]
+    first, second = (table[table.drafter == name][columns].reset_index(drop=True) for name in ("wide", "again"))
+    pd.testing.assert_frame_equal(first, second)
+    pd.testing.assert_frame_equal(
+        read_table(tmp_path / "table.parquet"), table[table.drafter != "again"].reset_index(drop=True)
+    )
+
+
+def test_answers_of_another_model_are_refused(llama_world, qwen3_world, tmp_path) -> None:
+    world = llama_world
+    arguments = (_cfg(world), world.target, qwen3_world.heldout, world.drafters, tmp_path / "state")
+    with pytest.raises(DraftpoolError, match="not the target's own"):
+        score_pool(*arguments, tmp_path / "table.parquet")
+    assert not (tmp_path / "table.parquet").exists()
+
+
+def test_an_answer_of_one_token_has_no_anchor(llama_world, tmp_path) -> None:
+    world = llama_world
+    frame = read_table(world.heldout[0] / "responses.parquet")
+    frame.at[0, "response_ids"] = frame.response_ids[0][:1]
+    folder = tmp_path / "answers"
+    write_table(folder / "responses.parquet", frame)
+    score_pool(_cfg(world), world.target, [folder], world.drafters, tmp_path / "s", tmp_path / "table.parquet")
+    assert frame.prompt_id[0] not in set(read_table(tmp_path / "table.parquet").prompt_id)
