@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -167,6 +168,12 @@ def test_the_transformers_backend_runs_one_sequence(targets) -> None:
     assert not target.supports_batches
     with pytest.raises(ValueError, match="one sequence at a time"):
         target.new_cache(10, batch=2)
+
+
+def test_recurrent_layers_are_refused() -> None:
+    model = SimpleNamespace(config=SimpleNamespace(layer_types=["full_attention", "linear_attention"]))
+    with pytest.raises(DraftpoolError, match="linear_attention cannot take back a rejected token"):
+        TransformersTarget(model, TAPS)
 
 
 def test_rollback_behind_a_sliding_window(tmp_path) -> None:

@@ -110,6 +110,20 @@ def overlay_recipe(base: dict, recipe: dict) -> dict:
     return merged
 
 
+def _drop_empty(raw: dict) -> dict:
+    """Leave out the entries of named mappings that an overlay set to null: merging alone can only add."""
+    kept = {
+        key: {name: block for name, block in raw[key].items() if block is not None}
+        for key in ("domains", "drafters", "sweeps", "selectors")
+        if isinstance(raw.get(key), dict)
+    }
+    decode = raw.get("decode")
+    if isinstance(decode, dict) and isinstance(decode.get("streams"), dict):
+        streams = {name: stream for name, stream in decode["streams"].items() if stream is not None}
+        kept["decode"] = decode | {"streams": streams}
+    return raw | kept
+
+
 def _fill_recipes(raw: dict) -> dict:
     """Lay every recipe over `drafter_defaults`, so that what pydantic checks is what runs."""
     defaults = raw.get("drafter_defaults") or {}
@@ -133,7 +147,7 @@ def resolve(raw: dict) -> models.Study:
         DraftpoolError: One line naming the key, what is wrong and what to do.
     """
     try:
-        return models.Study.model_validate(_fill_recipes(raw))
+        return models.Study.model_validate(_fill_recipes(_drop_empty(raw)))
     except ValidationError as error:
         raise explain(error) from error
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from draftpool.config import hardware
 from draftpool.config.ids import make_id
-from draftpool.config.load import explain, merge, overlay_recipe
+from draftpool.config.load import explain, overlay_recipe
 from draftpool.config.models import Recipe, Study
 from draftpool.errors import DraftpoolError
 
@@ -228,10 +228,8 @@ class Plan:
                 "responses": [self.responses[domain, "train"].id for domain in run.domains],
                 "init": start if run.init_from else None,
             }
-            # Checkpointing often or seldom does not change the weights.
-            hashed = merge(cfg, {"training": {"checkpoint_every": None}}) | inputs
             slug = f"{run.recipe.objective.kind}-{run.home or 'mixed'}-s{run.seed}"
-            self._drafters[name] = Artefact(make_id(slug, hashed), cfg, inputs)
+            self._drafters[name] = Artefact(make_id(slug, cfg | inputs), cfg, inputs)
         return self._drafters[name]
 
     def _named_drafters(self, names) -> list[dict]:

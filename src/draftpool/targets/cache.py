@@ -10,6 +10,16 @@ from torch import Tensor
 from draftpool.errors import DraftpoolError
 
 
+def _check_room(lengths: list[int], count: int, max_length: int) -> None:
+    longest = max(lengths) + count
+    if longest > max_length:
+        raise DraftpoolError(
+            f"sequence of {longest} tokens is longer than the cache of {max_length}",
+            "key/value cache",
+            "lower max_new_tokens or max_prompt_tokens",
+        )
+
+
 class KeyValueCache:
     """Preallocated keys and values of all layers, with a length per sequence; rolling back costs nothing.
 
@@ -39,11 +49,7 @@ class KeyValueCache:
         Raises:
             DraftpoolError: If they do not.
         """
-        longest = max(self.lengths) + count
-        if longest > self.max_length:
-            raise DraftpoolError(
-                f"sequence of {longest} tokens is longer than the cache of {self.max_length}", "key/value cache", "lower max_new_tokens or max_prompt_tokens"
-            )
+        _check_room(self.lengths, count, self.max_length)
 
     def write(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values and return views up to the longest sequence.
@@ -95,6 +101,14 @@ class TransformersCache:
         self.cache = cache
         self.max_length = max_length
         self.lengths = [0]
+
+    def reserve(self, count: int) -> None:
+        """Check that ``count`` more tokens fit.
+
+        Raises:
+            DraftpoolError: If they do not.
+        """
+        _check_room(self.lengths, count, self.max_length)
 
     def rollback(self, count: int) -> None:
         """Forget the last ``count`` tokens.

@@ -41,13 +41,14 @@ def _from_package(cfg: dict):
 
 
 def _from_transformers(name: str, revision: str | None, where: str):
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     options = {"revision": revision, "trust_remote_code": False}
     try:
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", use_safetensors=True, **options)
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         # transformers names the missing file in the first line and explains at length afterwards.
         raise DraftpoolError(
             f"cannot load `{name}` ({str(error).splitlines()[0]})", where, "check the name, the network, and that it holds safetensors"

@@ -5,16 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from draftpool.errors import DraftpoolError
 from draftpool.targets.base import Logits, TargetOutput
 from draftpool.targets.cache import TransformersCache
 
+# Layers whose state is one entry per token, so that a rejected token can be taken out again.
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+
 
 class TransformersTarget:
-    """The target on the transformers backend."""
+    """The target on the transformers backend.
+
+    Raises:
+        DraftpoolError: If the model has recurrent layers, which cannot be rolled back.
+    """
 
     supports_batches = False
 
     def __init__(self, model: torch.nn.Module, taps: list[int]):
+        recurrent = sorted(set(getattr(model.config, "layer_types", None) or []) - ATTENTION)
+        if recurrent:
+            raise DraftpoolError(
+                f"layers of kind {', '.join(recurrent)} cannot take back a rejected token",
+                "config key `target`",
+                "choose a model whose layers are all attention",
+            )
         self.model = model
         self.hf_config = model.config
         self.taps = taps
@@ -32,11 +47,14 @@ class TransformersTarget:
 
         if batch != 1:
             raise ValueError("the transformers backend runs one sequence at a time")
-        return TransformersCache(DynamicCache(config=self.hf_config), max_length)
+        # Without the configuration every layer keeps all its keys: a sliding window would forget what a long
+        # rollback needs. The attention masks come from the model and keep to the window.
+        return TransformersCache(DynamicCache(), min(max_length, self.hf_config.max_position_embeddings))
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, cache: TransformersCache, logits: Logits = "all", counts: list[int] | None = None) -> TargetOutput:
         """Append ``ids`` [1, n] to the cache (see :class:`draftpool.targets.base.TargetModel`)."""
+        cache.reserve(ids.shape[1])
         keep = {"all": 0, "last": 1, "none": 1}[logits]
         output = self.model(ids, cache=cache.cache, use_cache=True, output_hidden_states=True, logits_to_keep=keep)
         cache.lengths = [cache.lengths[0] + ids.shape[1]]

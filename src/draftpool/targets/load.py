@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from draftpool.errors import DraftpoolError
 from draftpool.targets.base import TargetModel, check_taps
@@ -44,7 +45,7 @@ def load_target(folder: Path, taps: list[int] | None, device: torch.device, dtyp
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         message = str(error).splitlines()[0]
         raise DraftpoolError(f"cannot load the target ({message})", str(folder), "delete the folder and run snakemake again") from error
     model = model.to(device).eval()

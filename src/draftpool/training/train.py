@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def batch_loss(model: BlockDrafterModel, batch: Batch, objective: Objective, aut
     return objective.loss(log_q, mask, sequence, valid.shape[0])
 
 
-def _new_model(cfg: dict, target: Path, responses: ResponseSet, init: Path | None, device: torch.device) -> BlockDrafterModel:
+def new_model(cfg: dict, target: Path, responses: ResponseSet, init: Path | None, device: torch.device) -> BlockDrafterModel:
     from transformers import AutoModelForCausalLM
 
     hf = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, local_files_only=True, use_safetensors=True)
@@ -88,7 +89,7 @@ def _optimise(model, responses, columns, objective, cfg, checkpoint: Path, key: 
     steps, block = options["steps"], cfg["model"]["block_size"]
     with bar(steps, f"train {objective.kind}", "step", initial=done) as shown:
         if done:
-            shown.write(f"resumed from the checkpoint at step {done}", file=shown.fp)
+            print(f"resumed from the checkpoint at step {done}", file=sys.stderr, flush=True)
         for step in range(done, steps):
             started = time.perf_counter()
             batch = make_batch(responses, step, cfg["seed"], options["batch_sequences"], options["anchors_per_sequence"], block, columns)
@@ -140,7 +141,7 @@ def train_drafter(cfg: dict, target: Path, responses: list[Path], init: Path | N
     state.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(state / "lock", timeout=0):
-            model = _new_model(cfg, target, data, init, device)
+            model = new_model(cfg, target, data, init, device)
             columns = np.full(model.config.target_vocabulary, -1, dtype=np.int64)
             columns[model.vocabulary.cpu().numpy()] = np.arange(len(model.vocabulary))
             started = parameter_hash(model)
