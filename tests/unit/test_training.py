@@ -83,9 +83,9 @@ def test_every_sequence_is_met_once_an_epoch(data) -> None:
 
 
 @pytest.mark.parametrize("anchors", [3, 40])
-def test_a_batch_equals_what_the_tables_say(data, anchors) -> None:
+def test_a_batch_equals_what_the_tables_say(data, anchors, llama_world) -> None:
     n, sequences = len(data), 3
-    taps_files = [load_file(Path(path) / "taps.safetensors")["taps"] for path in _folders(data)]
+    taps_files = [load_file(path / "taps.safetensors")["taps"] for path in llama_world.train]
     supervised = padding = 0
     for step in range(6):
         batch = _batch(data, step, sequences=sequences, anchors=anchors)
@@ -114,10 +114,6 @@ def test_a_batch_equals_what_the_tables_say(data, anchors) -> None:
                     assert batch.labels[row, number, slot] == (text[position + 1 + slot] if inside else 0)
                     supervised += inside
     assert supervised > 50 and (padding > 0) == (anchors == 40)
-
-
-def _folders(data) -> list[str]:
-    return list(dict.fromkeys(data.rows.sort_values("folder").folder.map(data.paths)))
 
 
 def test_context_ends_before_the_anchor() -> None:
@@ -216,6 +212,12 @@ def _interrupt_at(monkeypatch, step: int, how: str) -> None:
     monkeypatch.setattr(train, "make_batch", interrupted)
 
 
+def _watch_steps(monkeypatch) -> list[int]:
+    steps, make = [], train.make_batch
+    monkeypatch.setattr(train, "make_batch", lambda data, at, *rest: (steps.append(at), make(data, at, *rest))[1])
+    return steps
+
+
 @pytest.mark.parametrize("how", ["exception", "SIGTERM"])
 def test_d33_a_resumed_run_is_bit_equal(how, llama_world, whole, tmp_path, monkeypatch) -> None:
     before = signal.signal(signal.SIGTERM, cli._stop)
@@ -227,8 +229,7 @@ def test_d33_a_resumed_run_is_bit_equal(how, llama_world, whole, tmp_path, monke
         signal.signal(signal.SIGTERM, before)
     assert not (tmp_path / "run").exists()
     assert (tmp_path / "state" / "run" / "checkpoint.safetensors").exists()
-    steps, make = [], train.make_batch
-    monkeypatch.setattr(train, "make_batch", lambda data, step, *rest: (steps.append(step), make(data, step, *rest))[1])
+    steps = _watch_steps(monkeypatch)
     _assert_same_run(_train(llama_world, tmp_path, "run"), whole)
     assert steps == list(range(5, 20))
     assert not (tmp_path / "state" / "run").exists()
@@ -249,7 +250,9 @@ def test_d33_a_checkpoint_of_something_else_is_ignored(fate, llama_world, whole,
     if fate == "half-written":
         content = checkpoint.read_bytes()
         checkpoint.write_bytes(content[: len(content) // 2])
+    steps = _watch_steps(monkeypatch)
     _assert_same_run(_train(llama_world, tmp_path, "run"), whole)
+    assert steps == list(range(20))
 
 
 def test_d33_checkpoints_restore_everything_or_nothing(tmp_path) -> None:

@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftpool.artefacts import read_json, write_json
 from draftpool.errors import DraftpoolError
@@ -104,12 +104,30 @@ def read_drafter(folder: Path) -> tuple[BlockConfig, dict[str, Tensor]]:
     Raises:
         DraftpoolError: If the folder is incomplete or damaged.
     """
-    remedy = "delete the folder and run snakemake again"
     try:
         config = BlockConfig.model_validate(read_json(folder / "config.json"))
-        return config, load_file(folder / "model.safetensors")
+        state = load_file(folder / "model.safetensors")
     except (OSError, SafetensorError, ValueError) as error:
-        raise DraftpoolError(f"damaged drafter ({str(error).splitlines()[0]})", str(folder), remedy) from error
+        raise _damaged(str(error).splitlines()[0], folder) from error
+    if "vocabulary" not in state:
+        raise _damaged("model.safetensors holds no vocabulary", folder)
+    return config, state
+
+
+def load_weights(model: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
+    """Fill a model with the weights that were read from a folder.
+
+    Raises:
+        DraftpoolError: If they are not those of its `config.json`.
+    """
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise _damaged("model.safetensors does not fit config.json", folder) from error
+
+
+def _damaged(what: str, folder: Path) -> DraftpoolError:
+    return DraftpoolError(f"damaged drafter ({what})", str(folder), "delete the folder and run snakemake again")
 
 
 def check_fits(config: BlockConfig, hf_config, taps: list[int], where: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftpool.drafters.base import Draft
 from draftpool.drafters.block import BlockDrafterModel
-from draftpool.drafters.block_config import check_fits, read_drafter
+from draftpool.drafters.block_config import check_fits, load_weights, read_drafter
 from draftpool.errors import DraftpoolError
 from draftpool.targets.base import TargetModel
 from draftpool.targets.linear import FrozenLinear
@@ -29,7 +29,7 @@ def load_model(folder: Path, target: TargetModel) -> BlockDrafterModel:
     check_fits(config, target.hf_config, target.taps, str(folder))
     vocabulary = state["vocabulary"].to(target.device)
     model = BlockDrafterModel(config, target.embedding, target.head_weight[vocabulary], vocabulary)
-    model.load_state_dict(state)
+    load_weights(model, state, folder)
     return model.to(target.device, target.dtype).eval().requires_grad_(False)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftpool import draws
 from draftpool.drafters.block import BlockDrafterModel
-from draftpool.drafters.block_config import read_drafter
+from draftpool.drafters.block_config import load_weights, read_drafter
 from draftpool.errors import DraftpoolError
 
 PARTS = {
@@ -74,7 +74,7 @@ def start_from_drafter(model: BlockDrafterModel, folder: Path) -> None:
     if differing:
         raise DraftpoolError(f"the drafter to start from differs in {', '.join(differing)}", str(folder), "give both the same `model` block")
     state["vocabulary"] = model.vocabulary
-    model.load_state_dict(state)
+    load_weights(model, state, folder)
 
 
 def parameter_hash(model: BlockDrafterModel) -> str:
