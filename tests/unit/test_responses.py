@@ -1,0 +1,197 @@
+"""The target's answers, the taps beside them, and the streams of held-out prompts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from tiny import TAPS, load, reference_of, responses_cfg, save_prompts, save_target, token_ids
+
+from draftpool.artefacts import read_json, read_jsonl, read_table, write_jsonl
+from draftpool.data.responses import answer_batch, batches_by_length, generate_responses, repetition
+from draftpool.data.streams import build_stream
+from draftpool.errors import DraftpoolError
+from draftpool.targets.load import load_tokenizer, prompt_ids
+
+EOS = 2
+
+
+def _generate(model, prompt: list[int], ends: list[int], limit: int) -> list[int]:
+    """Greedy decoding by transformers, one prompt alone."""
+    ids = torch.tensor([prompt])
+    options = {"do_sample": False, "max_new_tokens": limit, "eos_token_id": ends, "pad_token_id": 0}
+    with torch.no_grad():
+        made = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    return made[0, len(prompt) :].tolist()
+
+
+def _fresh_taps(target, ids: list[int]) -> torch.Tensor:
+    return target.forward(torch.tensor([ids]), target.new_cache(len(ids)), "none").taps[0]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2"])
+def test_batched_answers_equal_generate_one_at_a_time(family, targets) -> None:
+    target, model = load(getattr(targets, family), TAPS), reference_of(getattr(targets, family))
+    prompts = [token_ids(length, seed) for seed, length in enumerate((3, 21, 8, 8, 13, 5, 9, 2))]
+    free = [_generate(model, prompt, [0], 18) for prompt in prompts]
+    # Ends that stop the answers at different places, one of them at once.
+    ends = [free[0][0], free[1][5], free[2][9]]
+    expected = [_generate(model, prompt, ends, 18) for prompt in prompts]
+    answers = answer_batch(target, prompts, ends, 18, with_taps=True)
+    assert len({len(answer.ids) for answer in answers}) > 2
+    assert {answer.finish for answer in answers} == {"eos", "limit"}
+    for prompt, answer, ids in zip(prompts, answers, expected, strict=True):
+        assert (answer.prompt, answer.ids) == (prompt, ids)
+        assert answer.finish == ("eos" if ids[-1] in ends else "limit")
+        taps = torch.cat(answer.taps)
+        fresh = _fresh_taps(target, prompt + ids[:-1]).bfloat16()
+        assert taps.dtype == torch.bfloat16
+        torch.testing.assert_close(taps, fresh, atol=2e-2, rtol=1e-2)
+
+
+def test_answers_do_not_depend_on_the_batch(targets) -> None:
+    target = load(targets.llama, TAPS)
+    prompts = [token_ids(length, seed) for seed, length in enumerate((12, 4, 9, 15, 6))]
+    together = answer_batch(target, prompts, [EOS], 12, with_taps=False)
+    for size in (1, 2, 3):
+        for start in range(0, 5, size):
+            made = answer_batch(target, prompts[start : start + size], [EOS], 12, with_taps=False)
+            for one, two in zip(made, together[start : start + size], strict=True):
+                assert (one.ids, one.finish, one.taps) == (two.ids, two.finish, [])
+
+
+def test_an_answer_of_one_token(targets) -> None:
+    target, prompt = load(targets.llama, TAPS), token_ids(6)
+    (answer,) = answer_batch(target, [prompt], [], 1, with_taps=True)
+    assert len(answer.ids) == 1 and answer.finish == "limit" and len(torch.cat(answer.taps)) == 6
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=30), batch=st.integers(1, 7))
+def test_batches_hold_every_prompt_once_with_neighbours_in_length(lengths, batch) -> None:
+    groups = batches_by_length(lengths, batch)
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    assert all(len(group) == batch for group in groups[:-1]) and 1 <= len(groups[-1]) <= batch
+    assert [lengths[index] for group in groups for index in group] == sorted(lengths, reverse=True)
+
+
+@given(ids=st.lists(st.integers(0, 2), max_size=25), n=st.integers(1, 5))
+def test_repetition_equals_a_loop(ids, n) -> None:
+    seen, repeated, total = set(), 0, 0
+    for start in range(len(ids) - n + 1):
+        gram = tuple(ids[start : start + n])
+        repeated += gram in seen
+        seen.add(gram)
+        total += 1
+    assert repetition(ids, n) == pytest.approx(repeated / total if total else 0.0)
+
+
+# --- the stage ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", ["llama_world", "qwen3_world"])
+def test_response_folders_hold_the_answers_and_their_taps(world, request) -> None:
+    world = request.getfixturevalue(world)
+    target, model, tokenizer = load(world.target, TAPS), reference_of(world.target), load_tokenizer(world.target)
+    finishes = set()
+    for folder, prompts, split in zip([*world.train, *world.heldout], world.prompts * 2, ["train"] * 2 + ["eval"] * 2, strict=True):
+        table, rows = read_table(folder / "responses.parquet"), read_jsonl(prompts / f"{split}.jsonl")
+        taps, offset = load_file(folder / "taps.safetensors")["taps"], 0
+        assert table.prompt_id.tolist() == [row["id"] for row in rows]
+        assert set(table.split) == {split} and set(table["sample"]) == {0} and set(table.domain) == {rows[0]["domain"]}
+        for row, source in zip(table.itertuples(), rows, strict=True):
+            prompt, answer = list(row.prompt_ids), list(row.response_ids)
+            assert prompt == prompt_ids(tokenizer, source["prompt"])
+            assert answer == _generate(model, prompt, [EOS], 20)
+            assert row.finish == ("eos" if answer[-1] == EOS else "limit")
+            assert row.repetition == repetition(answer)
+            assert (row.prompt_offset, row.response_offset) == (offset, offset + len(prompt))
+            offset += len(prompt) + len(answer) - 1
+            fresh = _fresh_taps(target, prompt + answer[:-1]).bfloat16()
+            torch.testing.assert_close(taps[row.prompt_offset : offset], fresh, atol=2e-2, rtol=1e-2)
+            finishes.add(row.finish)
+        assert len(taps) == offset
+        told = read_json(folder / "provenance.json")
+        assert (told["answers"], told["tokens"]) == (len(rows), int(table.response_ids.map(len).sum()))
+        assert told["too_long"] == 0
+    assert finishes == {"eos", "limit"}
+
+
+def test_prompts_that_are_too_long_are_left_out_and_counted(targets, tmp_path) -> None:
+    prompts = save_prompts(tmp_path / "prompts", "tales", 8, 0)
+    tokenizer = load_tokenizer(targets.llama)
+    rows = read_jsonl(prompts / "train.jsonl")
+    lengths = [len(prompt_ids(tokenizer, row["prompt"])) for row in rows]
+    limit = sorted(lengths)[3]
+    generate_responses(responses_cfg(max_prompt_tokens=limit, max_new_tokens=3), targets.llama, prompts, tmp_path / "out")
+    table = read_table(tmp_path / "out" / "responses.parquet")
+    kept = [row["id"] for row, length in zip(rows, lengths, strict=True) if length <= limit]
+    assert table.prompt_id.tolist() == kept and 0 < len(kept) < 8
+    assert read_json(tmp_path / "out" / "provenance.json")["too_long"] == 8 - len(kept)
+    with pytest.raises(DraftpoolError, match="none of 8 train prompts of `tales` has at most 2 tokens.*max_prompt_tokens"):
+        generate_responses(responses_cfg(max_prompt_tokens=2), targets.llama, prompts, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_interrupted_stage_leaves_nothing(targets, tmp_path, monkeypatch) -> None:
+    prompts = save_prompts(tmp_path / "prompts", "tales", 8, 0)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("draftpool.data.responses.save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generate_responses(responses_cfg(max_new_tokens=2), targets.llama, prompts, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts"]
+
+
+def test_a_target_of_the_slow_backend_answers_one_at_a_time(tmp_path) -> None:
+    folder = save_target(tmp_path / "mistral", "mistral")
+    prompts = save_prompts(tmp_path / "prompts", "tales", 3, 0)
+    with pytest.warns(UserWarning, match="fast backend"):
+        generate_responses(responses_cfg(max_new_tokens=12), folder, prompts, tmp_path / "out")
+    model = reference_of(folder)
+    for row in read_table(tmp_path / "out" / "responses.parquet").itertuples():
+        assert list(row.response_ids) == _generate(model, list(row.prompt_ids), [EOS], 12)
+
+
+# --- streams --------------------------------------------------------------------------------------------
+
+
+def _tokenise(messages: list[dict]) -> list[int]:
+    return list(range(len(messages[0]["content"].split())))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return [save_prompts(tmp_path / name, name, 0, 9, seed) for seed, name in enumerate(("tales", "sums", "facts"))]
+
+
+def test_a_stream_takes_the_first_short_prompts_domain_by_domain(folders) -> None:
+    items = build_stream(folders, _tokenise, 8, 3)
+    expected = []
+    for folder in folders:
+        short = [row for row in read_jsonl(folder / "eval.jsonl") if len(_tokenise(row["prompt"])) <= 8]
+        expected += [(row["id"], row["domain"], _tokenise(row["prompt"])) for row in short[:3]]
+    assert [(item.prompt_id, item.domain, item.ids) for item in items] == expected
+    assert [item.index for item in items] == list(range(9))
+    assert any(len(_tokenise(row["prompt"])) > 8 for folder in folders for row in read_jsonl(folder / "eval.jsonl")[:3])
+
+
+def test_shuffling_is_a_function_of_its_seed(folders) -> None:
+    blocks = [item.prompt_id for item in build_stream(folders, _tokenise, 99, 4)]
+    first, again, other = ([item.prompt_id for item in build_stream(folders, _tokenise, 99, 4, "shuffled", seed)] for seed in (0, 0, 1))
+    assert first == again != other
+    assert first != blocks and sorted(first) == sorted(other) == sorted(blocks)
+    assert [item.index for item in build_stream(folders, _tokenise, 99, 4, "shuffled", 0)] == list(range(12))
+
+
+def test_too_few_prompts_are_an_error_that_names_the_folder(folders) -> None:
+    with pytest.raises(DraftpoolError, match="only 9 held-out prompts of at most 99 tokens, 10 wanted") as caught:
+        build_stream(folders, _tokenise, 99, 10)
+    assert str(folders[0]) in str(caught.value)
+    write_jsonl(folders[1] / "eval.jsonl", [])
+    with pytest.raises(DraftpoolError, match="only 0 held-out prompts") as caught:
+        build_stream(folders, _tokenise, 99, 2)
+    assert str(folders[1]) in str(caught.value)
