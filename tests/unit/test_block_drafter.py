@@ -13,7 +13,13 @@ from tiny import TAPS, VOCABULARY, load, random_drafter, reference_of, token_ids
 
 from draftpool.artefacts import read_json, write_json
 from draftpool.drafters.block import BlockDrafterModel
-from draftpool.drafters.block_config import config_for, mask_token, read_drafter, reduced_vocabulary, save_drafter
+from draftpool.drafters.block_config import (
+    config_for,
+    mask_token,
+    read_drafter,
+    reduced_vocabulary,
+    save_drafter,
+)
 from draftpool.drafters.block_live import BlockDrafter, load_model
 from draftpool.errors import DraftpoolError
 from draftpool.training.batches import ResponseSet, context_bias, make_batch
@@ -36,9 +42,13 @@ def llama(targets):
 def _taps(target, rows: list[list[int]]) -> torch.Tensor:
     """Taps [rows, longest, taps x hidden], padded with noise that no block may see."""
     longest = max(map(len, rows))
-    taps = torch.randn(len(rows), longest, len(TAPS) * target.hf_config.hidden_size, generator=torch.Generator())
+    taps = torch.randn(
+        len(rows), longest, len(TAPS) * target.hf_config.hidden_size, generator=torch.Generator()
+    )
     for row, ids in enumerate(rows):
-        taps[row, : len(ids)] = target.forward(torch.tensor([ids]), target.new_cache(len(ids)), "none").taps[0]
+        taps[row, : len(ids)] = target.forward(torch.tensor([ids]), target.new_cache(len(ids)), "none").taps[
+            0
+        ]
     return taps
 
 
@@ -49,12 +59,65 @@ def _blocks(model, taps, anchors, positions, bias="mask"):
         return model.logits(model.blocks(anchors, positions, model.context(taps, places), bias))
 
 
+def _naive_log_q(model: BlockDrafterModel, taps: torch.Tensor, anchor: int) -> torch.Tensor:
+    """DFlash head by head and slot by slot, positions turned by complex numbers, all in float64."""
+    state, config = {name: tensor.double() for name, tensor in model.state_dict().items()}, model.config
+    half, size = config.head_dim // 2, config.block_size
+
+    def norm(x, name):
+        return x / (x.pow(2).mean(-1, keepdim=True) + config.eps).sqrt() * state[f"{name}.weight"]
+
+    def heads(x, name, count, places=None):
+        made = x @ state[f"{name}_proj.weight"].T + state.get(f"{name}_proj.bias", 0.0)
+        made = made.view(len(x), count, config.head_dim)
+        made = norm(made, f"{name}_norm") if f"{name}_norm.weight" in state else made
+        if places is None:
+            return made
+        angles = places[:, None] * config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        turned = torch.complex(made[..., :half], made[..., half:]) * torch.exp(1j * angles)[:, None]
+        return torch.cat((turned.real, turned.imag), dim=-1)
+
+    places = torch.arange(len(taps) + size, dtype=torch.float64)
+    fused = norm(taps.double() @ state["fuse.weight"].T, "fuse_norm")
+    x = model.embedding.double()[[anchor] + [config.mask_token_id] * (size - 1)]
+    for index in range(config.n_layers):
+        layer = f"layers.{index}."
+        inner = norm(x, f"{layer}input_norm")
+        # Context and block share the weights of keys and values; every slot sees all of both.
+        everything = torch.cat((fused, inner))
+        keys = heads(everything, f"{layer}k", config.kv_heads, places)
+        values = heads(everything, f"{layer}v", config.kv_heads)
+        queries = heads(inner, f"{layer}q", config.heads, places[-size:])
+        mixed = []
+        for slot in range(size):
+            for head in range(config.heads):
+                shared = head // (config.heads // config.kv_heads)
+                scores = keys[:, shared] @ queries[slot, head] / config.head_dim**0.5
+                mixed.append(scores.softmax(0) @ values[:, shared])
+        x = x + torch.cat(mixed).view(size, -1) @ state[f"{layer}o_proj.weight"].T
+        inner = norm(x, f"{layer}post_norm")
+        gate, up = (inner @ state[f"{layer}{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (gate * gate.sigmoid() * up) @ state[f"{layer}down_proj.weight"].T
+    return (norm(x, "norm")[1:] @ model.head.double().T).log_softmax(-1)
+
+
+@pytest.mark.parametrize("n_layers", [1, 3])
+def test_a_draft_equals_the_formula(target, n_layers) -> None:
+    drafter, ids = random_drafter(target, "d", n_layers=n_layers, block_size=5), token_ids(14)
+    naive = _naive_log_q(drafter.model, _taps(target, [ids])[0, :-1], ids[-1])
+    draft = fresh_draft(drafter, target, ids)
+    torch.testing.assert_close(draft.log_q.double(), naive, atol=5e-4, rtol=1e-4)
+    assert torch.equal(draft.ids, naive.argmax(-1))
+
+
 @pytest.mark.parametrize("n_layers", [1, 2, 3])
 def test_training_mask_equals_one_block_at_a_time(target, n_layers) -> None:
     drafter = random_drafter(target, "d", n_layers=n_layers, block_size=5)
     rows = [token_ids(length, seed) for seed, length in enumerate((17, 9, 23))]
     positions = torch.tensor([[16, 3, 1, 9], [8, 1, 2, 5], [22, 4, 11, 17]])
-    anchors = torch.tensor([[row[place] for place in places] for row, places in zip(rows, positions, strict=True)])
+    anchors = torch.tensor(
+        [[row[place] for place in places] for row, places in zip(rows, positions, strict=True)]
+    )
     logits = _blocks(drafter.model, _taps(target, rows), anchors, positions)
     assert logits.shape == (3, 4, 4, VOCABULARY)
     for row, ids in enumerate(rows):
@@ -247,7 +310,7 @@ def test_starting_from_the_target_copies_layers_and_fuses_by_the_identity(family
     assert 0.001 < float(rest.std()) < 0.003
     assert torch.equal(model.fuse_norm.weight, reference.model.layers[-1].input_layernorm.weight)
     assert torch.equal(model.norm.weight, reference.model.norm.weight)
-    # By the deepest tap alone, the deepest draft layer sees exactly the keys and values that its model has there.
+    # By the deepest tap alone, the deepest draft layer sees exactly the keys and values of that layer.
     ids, cache = torch.tensor([token_ids(7)]), target.new_cache(7)
     taps = target.forward(ids, cache, "none").taps
     with torch.no_grad():
@@ -283,7 +346,9 @@ def test_starting_from_a_drafter_takes_its_weights(llama, tmp_path) -> None:
 
 def test_a_specialist_continues_the_generalist(llama_world, tmp_path) -> None:
     world, root = llama_world, tmp_path
-    cfg = training_cfg(3, init="drafter", domains=["tales"], model={"n_layers": 2, "block_size": 4, "draft_vocab": None})
+    cfg = training_cfg(
+        3, init="drafter", domains=["tales"], model={"n_layers": 2, "block_size": 4, "draft_vocab": None}
+    )
     train_drafter(cfg, world.target, world.train[:1], world.drafters[2], root / "state", root / "specialist")
     (start,) = {read_json(root / "specialist" / "provenance.json")["initial_parameters"]}
     _, state = read_drafter(world.drafters[2])
@@ -293,7 +358,9 @@ def test_a_specialist_continues_the_generalist(llama_world, tmp_path) -> None:
     shutil.rmtree(root / "specialist")
     wide = training_cfg(3, init="drafter", model={"n_layers": 2, "block_size": 6, "draft_vocab": None})
     with pytest.raises(DraftpoolError, match="differs in block_size"):
-        train_drafter(wide, world.target, world.train[:1], world.drafters[2], root / "state", root / "specialist")
+        train_drafter(
+            wide, world.target, world.train[:1], world.drafters[2], root / "state", root / "specialist"
+        )
     assert not (root / "specialist").exists()
 
 
@@ -304,7 +371,9 @@ def test_the_loss_is_computed_from_the_supervised_slots(llama_world, llama) -> N
     model = load_model(llama_world.drafters[2], load(llama_world.target, TAPS))
     columns = np.where(np.arange(VOCABULARY) % 3 > 0, np.arange(VOCABULARY), -1)
     batch = make_batch(data, 0, 0, 4, 30, 4, columns)
-    report = batch_loss(model, batch, make_objective({"kind": "uniform", "reduction": "weight_mean"}, 4), False)
+    report = batch_loss(
+        model, batch, make_objective({"kind": "uniform", "reduction": "weight_mean"}, 4), False
+    )
     total, count = 0.0, 0
     logits = _blocks(model, batch.taps, batch.anchors, batch.positions)
     for place in batch.mask.nonzero().tolist():

@@ -8,7 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import FAMILIES, LAYERS, MAX_POSITIONS, causal_model, load, reference_of, save_target, token_ids, tokenizer
+from tiny import (
+    FAMILIES,
+    LAYERS,
+    MAX_POSITIONS,
+    causal_model,
+    load,
+    reference_of,
+    save_target,
+    token_ids,
+    tokenizer,
+)
 
 from draftpool.artefacts import read_json
 from draftpool.errors import DraftpoolError
@@ -208,12 +218,18 @@ def test_rollback_behind_a_sliding_window(tmp_path) -> None:
         ),
         (
             "qwen3",
-            {"layer_types": ["full_attention", "sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 4},
+            {
+                "layer_types": ["full_attention", "sliding_attention"] * 2,
+                "use_sliding_window": True,
+                "sliding_window": 4,
+            },
             "sliding-window attention",
         ),
     ],
 )
-def test_what_the_fast_path_does_not_run_falls_back_with_one_warning(family, changes, reason, tmp_path) -> None:
+def test_what_the_fast_path_does_not_run_falls_back_with_one_warning(
+    family, changes, reason, tmp_path
+) -> None:
     folder = save_target(tmp_path / "model", family, **changes)
     with pytest.warns(UserWarning, match=reason) as caught:
         target = load(folder, TAPS)
@@ -224,12 +240,21 @@ def test_what_the_fast_path_does_not_run_falls_back_with_one_warning(family, cha
     _close(output.logits[0], _reference(reference_of(folder), ids)[0])
 
 
-@pytest.mark.parametrize("changes", [{"attention_bias": True, "mlp_bias": True}, {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_bias": True, "mlp_bias": True},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ],
+)
 def test_biases_and_rotary_bases_of_llama_are_respected(changes, tmp_path) -> None:
     folder = save_target(tmp_path / "model", "llama", **changes)
     target, ids = load(folder, TAPS), token_ids(30)
     assert isinstance(target, FastTarget)
-    _close(target.forward(torch.tensor([ids]), target.new_cache(30)).logits[0], _reference(reference_of(folder), ids)[0])
+    _close(
+        target.forward(torch.tensor([ids]), target.new_cache(30)).logits[0],
+        _reference(reference_of(folder), ids)[0],
+    )
 
 
 def test_supported_families_load_without_a_warning(targets) -> None:
@@ -347,5 +372,7 @@ def test_damaged_folders_are_refused_in_one_line(how, targets, tmp_path) -> None
     assert str(tmp_path / "in") in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
     with pytest.raises(DraftpoolError) as caught:
-        load_tokenizer(tmp_path / "in") if how == "no tokenizer" else load_target(tmp_path / "in", None, CPU, torch.float32)
+        load_tokenizer(tmp_path / "in") if how == "no tokenizer" else load_target(
+            tmp_path / "in", None, CPU, torch.float32
+        )
     assert "delete the folder and run snakemake again" in str(caught.value) and "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Training: batches as pure functions, compared runs that differ in the loss only, resuming, and clear errors."""
+"""Training: batches as pure functions, runs that differ in the loss only, resuming, and clear errors."""
 
 from __future__ import annotations
 
@@ -124,13 +124,17 @@ def test_context_ends_before_the_anchor() -> None:
 
 def test_prompts_per_domain_takes_the_first_of_every_folder(llama_world) -> None:
     few = ResponseSet(llama_world.train, 2)
-    expected = [name for path in llama_world.train for name in read_table(path / "responses.parquet").prompt_id[:2]]
+    expected = [
+        name for path in llama_world.train for name in read_table(path / "responses.parquet").prompt_id[:2]
+    ]
     assert few.rows.prompt_id.tolist() == expected
 
 
 def test_answers_without_an_anchor_are_an_error(llama_world, tmp_path) -> None:
     frame = read_table(llama_world.train[0] / "responses.parquet")
-    write_table(tmp_path / "responses.parquet", frame.assign(response_ids=[ids[:1] for ids in frame.response_ids]))
+    write_table(
+        tmp_path / "responses.parquet", frame.assign(response_ids=[ids[:1] for ids in frame.response_ids])
+    )
     (tmp_path / "taps.safetensors").write_bytes((llama_world.train[0] / "taps.safetensors").read_bytes())
     with pytest.raises(DraftpoolError, match="no answer of at least two tokens"):
         ResponseSet([tmp_path], None)
@@ -174,7 +178,9 @@ def _assert_same_run(one: Path, two: Path) -> None:
     weights, others = (load_file(path / "model.safetensors") for path in (one, two))
     assert weights.keys() == others.keys()
     assert all(torch.equal(weights[name], others[name]) for name in weights)
-    pd.testing.assert_frame_equal(_log(one).drop(columns=TIMING), _log(two).drop(columns=TIMING), check_exact=True)
+    pd.testing.assert_frame_equal(
+        _log(one).drop(columns=TIMING), _log(two).drop(columns=TIMING), check_exact=True
+    )
     names = ("initial_parameters", "data_order", "vocabulary_coverage", "sequences", "answer_tokens")
     first, second = (read_json(path / "provenance.json") for path in (one, two))
     assert {name: first[name] for name in names} == {name: second[name] for name in names}
@@ -214,7 +220,9 @@ def _interrupt_at(monkeypatch, step: int, how: str) -> None:
 
 def _watch_steps(monkeypatch) -> list[int]:
     steps, make = [], train.make_batch
-    monkeypatch.setattr(train, "make_batch", lambda data, at, *rest: (steps.append(at), make(data, at, *rest))[1])
+    monkeypatch.setattr(
+        train, "make_batch", lambda data, at, *rest: (steps.append(at), make(data, at, *rest))[1]
+    )
     return steps
 
 
@@ -236,7 +244,9 @@ def test_d33_a_resumed_run_is_bit_equal(how, llama_world, whole, tmp_path, monke
 
 
 @pytest.mark.parametrize("fate", ["half-written", "other configuration", "other code"])
-def test_d33_a_checkpoint_of_something_else_is_ignored(fate, llama_world, whole, tmp_path, monkeypatch) -> None:
+def test_d33_a_checkpoint_of_something_else_is_ignored(
+    fate, llama_world, whole, tmp_path, monkeypatch
+) -> None:
     _interrupt_at(monkeypatch, 7, "exception")
     with monkeypatch.context() as patched:
         changes = {}
@@ -316,9 +326,17 @@ def test_a_gradient_that_is_not_finite_is_one_clear_error(llama_world, tmp_path)
 
 
 def test_provenance_tells_what_the_vocabulary_covers(llama_world) -> None:
-    answers = [token for path in llama_world.train for ids in read_table(path / "responses.parquet").response_ids if len(ids) > 1 for token in ids]
+    answers = [
+        token
+        for path in llama_world.train
+        for ids in read_table(path / "responses.parquet").response_ids
+        if len(ids) > 1
+        for token in ids
+    ]
     for path in llama_world.drafters:
         known = set(load_file(path / "model.safetensors")["vocabulary"].tolist())
         told = read_json(path / "provenance.json")
         assert told["vocabulary_coverage"] == pytest.approx(np.mean([token in known for token in answers]))
-        assert told["answer_tokens"] == len(answers) and (told["vocabulary_coverage"] < 1) == (path.name == "small")
+        assert told["answer_tokens"] == len(answers) and (told["vocabulary_coverage"] < 1) == (
+            path.name == "small"
+        )

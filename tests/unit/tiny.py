@@ -1,4 +1,4 @@
-"""Tiny random targets with a real tokenizer, their answers and their drafters, on disk as the real ones are."""
+"""Tiny random targets with a real tokenizer, their answers and drafters, on disk as the real ones are."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 def tokenizer():
-    """A word-level tokenizer trained on a few lines, with a chat template; fewer ids than the model has rows."""
+    """A word-level tokenizer of a few lines with a chat template; fewer ids than the model has rows."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -62,10 +62,20 @@ def causal_model(family: str, seed: int = 0, **changes):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     widths = {
-        "llama": {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True},
+        "llama": {
+            "hidden_size": 48,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+        },
         "qwen2": {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2},
         "qwen3": {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
-        "mistral": {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8},
+        "mistral": {
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "sliding_window": 8,
+        },
     }[family]
     config = AutoConfig.for_model(family, **(SHAPE | widths | changes))
     with torch.random.fork_rng():
@@ -101,7 +111,9 @@ def reference_of(folder: Path):
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
 
 
 def token_ids(n: int, seed: int = 0) -> list[int]:
@@ -122,14 +134,22 @@ def save_prompts(folder: Path, domain: str, n_train: int, n_eval: int, seed: int
         for number in range(count):
             text = " ".join(generator.choice(words, size=generator.integers(3, 13)))
             message = [{"role": "user", "content": text}]
-            rows.append({"id": f"{domain}-{split}-{number}", "domain": domain, "split": split, "prompt": message})
+            rows.append(
+                {"id": f"{domain}-{split}-{number}", "domain": domain, "split": split, "prompt": message}
+            )
         write_jsonl(folder / f"{split}.jsonl", rows)
     return folder
 
 
 def responses_cfg(**changes) -> dict:
     """Configuration of generate_responses."""
-    cfg = {"domain": "tales", "split": "train", "max_new_tokens": 20, "max_prompt_tokens": 20, "batch_sequences": 4}
+    cfg = {
+        "domain": "tales",
+        "split": "train",
+        "max_new_tokens": 20,
+        "max_prompt_tokens": 20,
+        "batch_sequences": 4,
+    }
     return cfg | {"taps": TAPS, "device": "cpu"} | changes
 
 
@@ -202,7 +222,7 @@ def build_world(root: Path, family: str) -> World:
             cfg = responses_cfg(domain=domain, split=split)
             generate_responses(cfg, target, prompts[-1], folders[-1])
     drafters = []
-    for name, block, vocab, steps in (("wide", 6, None, 60), ("small", 4, 60, 60), ("short", 4, None, 20)):
+    for name, block, vocab, steps in (("wide", 8, None, 60), ("small", 4, 60, 60), ("short", 4, None, 20)):
         drafters.append(root / name)
         model = {"n_layers": 2, "block_size": block, "draft_vocab": vocab}
         cfg = training_cfg(steps, model=model, domains=list(domains))

@@ -67,6 +67,8 @@ class _Decoder:
     def __init__(self, bench: Workbench, cfg: dict):
         self.bench, self.cfg = bench, cfg
         self.k_pool = max(bench.drafters[name].k for name in cfg["pool"])
+        # Drafters outside the pool decode too, and may draft longer blocks than the scale of the rewards.
+        self.room = max(drafter.k for drafter in bench.drafters.values())
         self.half = cfg["dtype"] != "float32"
 
     def run(self, method: Method, item: StreamItem, repeat: int, start: Prefilled, limit: int) -> Result:
@@ -77,14 +79,14 @@ class _Decoder:
         return decode(self.bench.target, start, arms, selector, sampling, self.k_pool, item.prompt_id, method.seed, keep)
 
     def warm_up(self, item: StreamItem, methods: list[Method]) -> None:
-        start = prefill(self.bench.target, item.ids, WARMUP_TOKENS, self.k_pool)
+        start = prefill(self.bench.target, item.ids, WARMUP_TOKENS, self.room)
         for method in methods:
             self.run(method, item, 0, start, WARMUP_TOKENS)
 
     def prompt(self, item: StreamItem, repeat: int, methods: list[Method], shown) -> dict[str, dict]:
         """Rows of every method on one prompt; plain decoding takes its place in the shuffled order."""
         limit = self.cfg["max_new_tokens"]
-        start = prefill(self.bench.target, item.ids, limit, self.k_pool)
+        start = prefill(self.bench.target, item.ids, limit, self.room)
         order = draws.generator("method_order", item.prompt_id, repeat).permutation(len(methods))
         results = {}
         for place in order:
@@ -165,8 +167,9 @@ def decode_live(cfg: dict, target: Path, prompts: list[Path], drafters: list[Pat
                     found |= decoder.prompt(item, repeat, missing, shown)
                     write_json(path, found)
                 cells += [found[key] for key in keys]
-    sequences = pd.DataFrame([cell["sequence"] for cell in cells])
-    steps = pd.DataFrame([row for cell in cells for row in cell["steps"]])
+    # Cells read back from disk have their keys in another order; the tables must not tell.
+    sequences = pd.DataFrame([cell["sequence"] for cell in cells]).sort_index(axis=1)
+    steps = pd.DataFrame([row for cell in cells for row in cell["steps"]]).sort_index(axis=1)
     wrong = sequences[~sequences.matches_plain]
     if cfg["dtype"] == "float32" and len(wrong):
         row = wrong.iloc[0]

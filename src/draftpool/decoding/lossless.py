@@ -74,7 +74,7 @@ def _bfloat16_report(exact: TargetModel, half: TargetModel, items: list, texts: 
         margins += margin[changed].tolist()
         all_margins.append(margin)
         positions += len(answer)
-    p99 = float(np.quantile(torch.cat(differences).numpy(), 0.99))
+    p99 = float(np.quantile(torch.cat(differences).cpu().numpy(), 0.99))
     return {
         "positions": positions,
         "flips": flips,
