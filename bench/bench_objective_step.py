@@ -1,6 +1,6 @@
 """D-PACE step against DFlash step: the same batch, interleaved in one process; the last line is JSON.
 
-    python bench/bench_objective_step.py --target results/targets/ID --responses results/responses/ID ...
+python bench/bench_objective_step.py --target results/targets/ID --responses results/responses/ID ...
 """
 
 from __future__ import annotations
@@ -63,8 +63,17 @@ def main() -> None:
     print(f"{'objective':10s} median step")
     for kind, values in times.items():
         print(f"{kind:10s} {statistics.median(values):.3f} s")
-    print(f"D-PACE / DFlash: median of {len(ratios)} paired ratios {median:.3f}, quartiles {quartiles[0]:.3f} to {quartiles[2]:.3f}")
-    result = {"benchmark": "objective_step", "ratio": median, "low": quartiles[0], "high": quartiles[2], "n": len(ratios)}
+    print(
+        f"D-PACE / DFlash: median of {len(ratios)} paired ratios {median:.3f}, "
+        f"quartiles {quartiles[0]:.3f} to {quartiles[2]:.3f}"
+    )
+    result = {
+        "benchmark": "objective_step",
+        "ratio": median,
+        "low": quartiles[0],
+        "high": quartiles[2],
+        "n": len(ratios),
+    }
     print(json.dumps(result | {f"{kind}_s": statistics.median(values) for kind, values in times.items()}))
 
 

@@ -34,9 +34,13 @@ def _replacing(path: Path, make_temporary) -> Iterator[Path]:
         os.replace(temporary, path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DraftpoolError("the disk is full", str(path), "free some space and run the same command again") from error
+            raise DraftpoolError(
+                "the disk is full", str(path), "free some space and run the same command again"
+            ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise DraftpoolError("cannot write here", str(path), "check the permissions of the folder") from error
+            raise DraftpoolError(
+                "cannot write here", str(path), "check the permissions of the folder"
+            ) from error
         raise
     finally:
         if "temporary" in locals():
@@ -103,7 +107,9 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError as error:
         raise DraftpoolError("file not found", str(path), "run the stage that makes it") from error
     except ValueError as error:
-        raise DraftpoolError(f"not valid JSON ({error})", str(path), "delete it and run snakemake again") from error
+        raise DraftpoolError(
+            f"not valid JSON ({error})", str(path), "delete it and run snakemake again"
+        ) from error
 
 
 def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
@@ -126,7 +132,9 @@ def read_jsonl(path: Path) -> list[dict]:
                 try:
                     rows.append(json.loads(line))
                 except ValueError as error:
-                    raise DraftpoolError(f"line {number} is not valid JSON", str(path), "delete the file and rerun") from error
+                    raise DraftpoolError(
+                        f"line {number} is not valid JSON", str(path), "delete the file and rerun"
+                    ) from error
     except FileNotFoundError as error:
         raise DraftpoolError("file not found", str(path), "run the stage that makes it") from error
     return rows
@@ -151,7 +159,9 @@ def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
     except FileNotFoundError as error:
         raise DraftpoolError("table not found", str(path), "run the stage that makes it") from error
     except (OSError, ValueError) as error:
-        raise DraftpoolError(f"damaged table ({error})", str(path), "delete it and run snakemake again") from error
+        raise DraftpoolError(
+            f"damaged table ({error})", str(path), "delete it and run snakemake again"
+        ) from error
 
 
 def sha256_file(path: Path) -> str:
@@ -164,7 +174,9 @@ def _git(*arguments: str) -> str | None:
     # Where the package lies, not where the user stands: results may live on another disk.
     here = Path(__file__).resolve().parent
     try:
-        answer = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, timeout=10, check=True)
+        answer = subprocess.run(
+            ["git", *arguments], cwd=here, capture_output=True, text=True, timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()

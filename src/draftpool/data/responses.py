@@ -116,7 +116,8 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
     kept = [index for index, prompt in enumerate(ids) if len(prompt) <= cfg["max_prompt_tokens"]]
     if not kept:
         raise DraftpoolError(
-            f"none of {len(rows)} {cfg['split']} prompts of `{cfg['domain']}` has at most {cfg['max_prompt_tokens']} tokens",
+            f"none of {len(rows)} {cfg['split']} prompts of `{cfg['domain']}` has at most "
+            f"{cfg['max_prompt_tokens']} tokens",
             "config key `responses.max_prompt_tokens`",
             "raise it or choose shorter prompts",
         )

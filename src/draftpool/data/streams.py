@@ -21,7 +21,12 @@ class StreamItem:
 
 
 def build_stream(
-    prompts: list[Path], tokenise, max_prompt_tokens: int, prompts_per_domain: int, order: str = "blocks", seed: int = 0
+    prompts: list[Path],
+    tokenise,
+    max_prompt_tokens: int,
+    prompts_per_domain: int,
+    order: str = "blocks",
+    seed: int = 0,
 ) -> list[StreamItem]:
     """Take the first held-out prompts of every domain and put them in order.
 
@@ -47,7 +52,8 @@ def build_stream(
                 break
         if len(taken) < prompts_per_domain:
             raise DraftpoolError(
-                f"only {len(taken)} held-out prompts of at most {max_prompt_tokens} tokens, {prompts_per_domain} wanted",
+                f"only {len(taken)} held-out prompts of at most {max_prompt_tokens} tokens, "
+                f"{prompts_per_domain} wanted",
                 str(folder),
                 "lower prompts_per_domain or raise the domain's `eval`",
             )

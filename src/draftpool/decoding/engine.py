@@ -92,7 +92,9 @@ class _Clock:
 
     def start(self) -> None:
         synchronise(self.device)
-        self.parts = dict.fromkeys(("t_select", "t_draft", "t_verify", "t_evaluate", "t_switch", "t_commit"), 0.0)
+        self.parts = dict.fromkeys(
+            ("t_select", "t_draft", "t_verify", "t_evaluate", "t_switch", "t_commit"), 0.0
+        )
         self.last = time.perf_counter()
 
     def lap(self, name: str) -> None:
@@ -105,7 +107,9 @@ class _Clock:
 class _Sequence:
     """The committed text of one run and the drafters' progress in reading it."""
 
-    def __init__(self, start: Prefilled, target: TargetModel, arms: dict[str, Drafter | None], sampling: Sampling):
+    def __init__(
+        self, start: Prefilled, target: TargetModel, arms: dict[str, Drafter | None], sampling: Sampling
+    ):
         self.start, self.target, self.arms = start, target, arms
         start.cache.rollback(start.cache.lengths[0] - start.length)
         self.ids = torch.tensor(start.prompt, device=target.device)
@@ -191,7 +195,9 @@ def decode(
     while sequence.answer[-1] not in sampling.ends and len(sequence.answer) < sampling.max_new_tokens:
         t, position = len(result.rounds), len(sequence.answer) - 1
         clock.start()
-        keys = draws.uniform((1, len(names) + 1), "selector", selector_seed, sampling.sample_seed, prompt_id, t)
+        keys = draws.uniform(
+            (1, len(names) + 1), "selector", selector_seed, sampling.sample_seed, prompt_id, t
+        )
         chosen, propensity = selector.select(t, available, keys)
         arm = int(chosen[0])
         clock.lap("t_select")
@@ -210,8 +216,12 @@ def decode(
             pending.add(t, len(sequence.answer), proposals)
             clock.lap("t_evaluate")
         logits = sequence.verify(draft_ids)
-        choices = target_choices(logits, sampling.temperature, sampling.sample_seed, prompt_id, len(sequence.answer))
-        verdict = match(draft_ids, choices.tolist(), sampling.max_new_tokens - len(sequence.answer), sampling.ends)
+        choices = target_choices(
+            logits, sampling.temperature, sampling.sample_seed, prompt_id, len(sequence.answer)
+        )
+        verdict = match(
+            draft_ids, choices.tolist(), sampling.max_new_tokens - len(sequence.answer), sampling.ends
+        )
         clock.lap("t_verify")
         sequence.commit(verdict.tokens, len(draft_ids))
         clock.lap("t_commit")

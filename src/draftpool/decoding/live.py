@@ -10,7 +10,14 @@ import pandas as pd
 import torch
 
 from draftpool import draws
-from draftpool.artefacts import atomic_dir, canonical_json, read_json, write_json, write_provenance, write_table
+from draftpool.artefacts import (
+    atomic_dir,
+    canonical_json,
+    read_json,
+    write_json,
+    write_provenance,
+    write_table,
+)
 from draftpool.config.digest import code_digest
 from draftpool.data.streams import StreamItem
 from draftpool.decoding.engine import Prefilled, Result, Sampling, decode, prefill
@@ -38,7 +45,10 @@ class Method:
 def methods_of(cfg: dict) -> list[Method]:
     """Plain decoding, every drafter alone, and every selector at every seed."""
     methods = [Method(PLAIN, {"kind": "plain"}, [PLAIN], 0)]
-    methods += [Method(f"fixed:{d['name']}", {"kind": "fixed", "arm": d["name"]}, [d["name"]], 0) for d in cfg["drafters"]]
+    methods += [
+        Method(f"fixed:{d['name']}", {"kind": "fixed", "arm": d["name"]}, [d["name"]], 0)
+        for d in cfg["drafters"]
+    ]
     for name, selector in cfg["selectors"].items():
         methods += [Method(name, selector, list(cfg["pool"]), seed) for seed in cfg["selector_seeds"]]
     return methods
@@ -47,7 +57,9 @@ def methods_of(cfg: dict) -> list[Method]:
 def _cell_key(method: Method) -> str:
     module = find_registered(PACKAGE, DECORATOR, method.cfg["kind"])
     code = code_digest("draftpool.decoding.live", module)
-    return hashlib.sha256(canonical_json([method.name, method.cfg, method.arms, method.seed, code]).encode()).hexdigest()[:20]
+    return hashlib.sha256(
+        canonical_json([method.name, method.cfg, method.arms, method.seed, code]).encode()
+    ).hexdigest()[:20]
 
 
 def _scratch(cfg: dict, inputs: list[str], state: Path) -> Path:
@@ -76,7 +88,9 @@ class _Decoder:
         sampling = Sampling(limit, self.bench.ends, self.cfg["temperature"], repeat)
         selector = make_selector(method.cfg, method.arms)
         keep = self.half and method.name == PLAIN
-        return decode(self.bench.target, start, arms, selector, sampling, self.k_pool, item.prompt_id, method.seed, keep)
+        return decode(
+            self.bench.target, start, arms, selector, sampling, self.k_pool, item.prompt_id, method.seed, keep
+        )
 
     def warm_up(self, item: StreamItem, methods: list[Method]) -> None:
         start = prefill(self.bench.target, item.ids, WARMUP_TOKENS, self.room)
@@ -93,9 +107,14 @@ class _Decoder:
             results[place] = self.run(methods[place], item, repeat, start, limit)
             shown.update(1)
         plain = next(results[place] for place in order if methods[place].name == PLAIN)
-        return {_cell_key(methods[place]): self._rows(methods[place], item, repeat, results[place], plain, start) for place in order}
+        return {
+            _cell_key(methods[place]): self._rows(methods[place], item, repeat, results[place], plain, start)
+            for place in order
+        }
 
-    def _rows(self, method: Method, item: StreamItem, repeat: int, result: Result, plain: Result, start: Prefilled) -> dict:
+    def _rows(
+        self, method: Method, item: StreamItem, repeat: int, result: Result, plain: Result, start: Prefilled
+    ) -> dict:
         common = {
             "stream": self.cfg["stream"],
             "selector": method.name,
@@ -123,7 +142,9 @@ class _Decoder:
         return {"sequence": sequence, "steps": [common | row for row in result.rounds]}
 
 
-def decode_live(cfg: dict, target: Path, prompts: list[Path], drafters: list[Path], lossless: Path, state: Path, out: Path) -> None:
+def decode_live(
+    cfg: dict, target: Path, prompts: list[Path], drafters: list[Path], lossless: Path, state: Path, out: Path
+) -> None:
     """Write `steps.parquet` and `sequences.parquet` of one stream in one dtype.
 
     Args:
@@ -147,9 +168,13 @@ def decode_live(cfg: dict, target: Path, prompts: list[Path], drafters: list[Pat
     scratch = _scratch(cfg, [target.name, *(path.name for path in [*prompts, *drafters])], state)
     bench = load_workbench(cfg, target, folders, getattr(torch, cfg["dtype"]))
     decoder = _Decoder(bench, cfg)
-    items = bench.stream(prompts, cfg["max_prompt_tokens"], cfg["prompts_per_domain"], cfg["order"], cfg["stream_seed"])
+    items = bench.stream(
+        prompts, cfg["max_prompt_tokens"], cfg["prompts_per_domain"], cfg["order"], cfg["stream_seed"]
+    )
     cells, warm = [], False
-    with bar(len(items) * cfg["repeats"] * len(methods), f"decode {cfg['stream']} {cfg['dtype']}", "answer") as shown:
+    with bar(
+        len(items) * cfg["repeats"] * len(methods), f"decode {cfg['stream']} {cfg['dtype']}", "answer"
+    ) as shown:
         for item in items:
             for repeat in range(cfg["repeats"]):
                 path = scratch / f"{item.prompt_id}-{repeat}.json"
@@ -174,11 +199,19 @@ def decode_live(cfg: dict, target: Path, prompts: list[Path], drafters: list[Pat
     if cfg["dtype"] == "float32" and len(wrong):
         row = wrong.iloc[0]
         raise DraftpoolError(
-            f"{len(wrong)} float32 texts differ from plain decoding, first {row.selector} on {row.prompt_id} at token {row.first_mismatch}",
+            f"{len(wrong)} float32 texts differ from plain decoding, first "
+            f"{row.selector} on {row.prompt_id} at token {row.first_mismatch}",
             "decode_live",
             "this is a bug: please report it with the log",
         )
     with atomic_dir(out) as folder:
-        write_table(folder / "sequences.parquet", sequences.assign(run_id=out.name, top2_margin=sequences.top2_margin.astype(float)))
-        write_table(folder / "steps.parquet", steps.assign(run_id=out.name, reward_bd=steps.reward_bd.astype(float)))
-        write_provenance(folder, cfg, {"device": str(bench.target.device), "threads": torch.get_num_threads()})
+        write_table(
+            folder / "sequences.parquet",
+            sequences.assign(run_id=out.name, top2_margin=sequences.top2_margin.astype(float)),
+        )
+        write_table(
+            folder / "steps.parquet", steps.assign(run_id=out.name, reward_bd=steps.reward_bd.astype(float))
+        )
+        write_provenance(
+            folder, cfg, {"device": str(bench.target.device), "threads": torch.get_num_threads()}
+        )

@@ -36,8 +36,24 @@ def _float32_report(bench: Workbench, items: list, max_new_tokens: int) -> tuple
     texts = {}
     for item in progress(items, len(items), "lossless float32", "prompt"):
         start = prefill(bench.target, item.ids, max_new_tokens, k_pool)
-        plain = decode(bench.target, start, {"plain": None}, make_selector({"kind": "plain"}, ["plain"]), sampling, k_pool, item.prompt_id)
-        mixed = decode(bench.target, start, bench.drafters, make_selector({"kind": "round_robin"}, names), sampling, k_pool, item.prompt_id)
+        plain = decode(
+            bench.target,
+            start,
+            {"plain": None},
+            make_selector({"kind": "plain"}, ["plain"]),
+            sampling,
+            k_pool,
+            item.prompt_id,
+        )
+        mixed = decode(
+            bench.target,
+            start,
+            bench.drafters,
+            make_selector({"kind": "round_robin"}, names),
+            sampling,
+            k_pool,
+            item.prompt_id,
+        )
         texts[item.prompt_id] = plain.tokens
         drafted, accepted = (sum(row[name] for row in mixed.rounds) for name in ("n_drafted", "n_accepted"))
         report["tokens"] += len(plain.tokens)
@@ -56,11 +72,16 @@ def _widths(target: TargetModel, prompt: list[int], answer: list[int], width: in
     cache = target.new_cache(len(prompt) + len(answer))
     target.forward(torch.tensor([prompt], device=target.device), cache, "none")
     ids = torch.tensor([answer], device=target.device)
-    parts = [target.forward(ids[:, place : place + width], cache).logits[0].float() for place in range(0, len(answer), width)]
+    parts = [
+        target.forward(ids[:, place : place + width], cache).logits[0].float()
+        for place in range(0, len(answer), width)
+    ]
     return torch.cat(parts)
 
 
-def _bfloat16_report(exact: TargetModel, half: TargetModel, items: list, texts: dict[str, list[int]], width: int) -> dict:
+def _bfloat16_report(
+    exact: TargetModel, half: TargetModel, items: list, texts: dict[str, list[int]], width: int
+) -> dict:
     """Compare one-token with block reading in bfloat16, and both with float32, on float32's own answers."""
     flips, margins, differences, all_margins, positions = 0, [], [], [], 0
     for item in progress(items, len(items), "bfloat16", "prompt"):
@@ -108,20 +129,29 @@ def check_lossless(cfg: dict, target: Path, prompts: list[Path], drafters: list[
     report, texts = _float32_report(bench, items, cfg["max_new_tokens"])
     if report["mismatches"]:
         raise DraftpoolError(
-            f"{report['mismatches']} of {report['prompts']} float32 texts differ from plain decoding", "check_lossless", "this is a bug: please report it with the log"
+            f"{report['mismatches']} of {report['prompts']} float32 texts differ from plain decoding",
+            "check_lossless",
+            "this is a bug: please report it with the log",
         )
     empty = [name for name in ("drafted", "accepted", "rejected") if report[name] == 0]
     if empty:
-        raise DraftpoolError(f"nothing was {empty[0]}, so the check shows nothing", "check_lossless", "train the drafters longer or use more prompts")
+        raise DraftpoolError(
+            f"nothing was {empty[0]}, so the check shows nothing",
+            "check_lossless",
+            "train the drafters longer or use more prompts",
+        )
     half_report = None
     if cfg["bfloat16_prompts"]:
         width = max(drafter.k for drafter in bench.drafters.values()) + 1
         half = load_workbench(cfg, target, {}, torch.bfloat16).target
         step = max(1, len(items) // cfg["bfloat16_prompts"])
-        half_report = _bfloat16_report(bench.target, half, items[::step][: cfg["bfloat16_prompts"]], texts, width)
+        half_report = _bfloat16_report(
+            bench.target, half, items[::step][: cfg["bfloat16_prompts"]], texts, width
+        )
         if half_report["max_flip_margin"] > half_report["margin_bound"]:
             raise DraftpoolError(
-                f"bfloat16 changed a token whose margin is {half_report['max_flip_margin']:.3f}, more than {half_report['margin_bound']:.3f}",
+                f"bfloat16 changed a token whose margin is {half_report['max_flip_margin']:.3f}, "
+                f"more than {half_report['margin_bound']:.3f}",
                 "check_lossless",
                 "this is more than rounding: please report it with the log",
             )

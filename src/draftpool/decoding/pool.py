@@ -23,10 +23,17 @@ class Workbench:
     ends: list[int]
     drafters: dict[str, BlockDrafter]
 
-    def stream(self, prompts: list[Path], max_prompt_tokens: int, prompts_per_domain: int, order: str, seed: int) -> list[StreamItem]:
+    def stream(
+        self, prompts: list[Path], max_prompt_tokens: int, prompts_per_domain: int, order: str, seed: int
+    ) -> list[StreamItem]:
         """Build a stream (see :func:`draftpool.data.streams.build_stream`)."""
         return build_stream(
-            prompts, lambda messages: prompt_ids(self.tokenizer, messages), max_prompt_tokens, prompts_per_domain, order, seed
+            prompts,
+            lambda messages: prompt_ids(self.tokenizer, messages),
+            max_prompt_tokens,
+            prompts_per_domain,
+            order,
+            seed,
         )
 
 
@@ -38,7 +45,11 @@ def named_folders(cfg: dict, folders: list[Path]) -> dict[str, Path]:
     """
     names = [drafter["name"] for drafter in cfg["drafters"]]
     if len(names) != len(folders):
-        raise DraftpoolError(f"{len(folders)} folders for {len(names)} drafters", "flag --drafters", "give one folder per drafter, in order")
+        raise DraftpoolError(
+            f"{len(folders)} folders for {len(names)} drafters",
+            "flag --drafters",
+            "give one folder per drafter, in order",
+        )
     return dict(zip(names, folders, strict=True))
 
 

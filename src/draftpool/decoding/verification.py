@@ -42,7 +42,9 @@ def gumbel_noise(vocabulary: int, sample_seed: int, prompt_id: str, position: in
     return -torch.log(-torch.log(uniform))
 
 
-def target_choices(logits: Tensor, temperature: float, sample_seed: int, prompt_id: str, position: int) -> Tensor:
+def target_choices(
+    logits: Tensor, temperature: float, sample_seed: int, prompt_id: str, position: int
+) -> Tensor:
     """The target's own tokens at consecutive positions: argmax(logits / T + Gumbel noise), at T = 0 the argmax.
 
     Args:
@@ -56,7 +58,10 @@ def target_choices(logits: Tensor, temperature: float, sample_seed: int, prompt_
         Token ids [n]; on ties the first index.
     """
     if temperature > 0.0:
-        noise = [gumbel_noise(logits.shape[-1], sample_seed, prompt_id, position + row) for row in range(logits.shape[0])]
+        noise = [
+            gumbel_noise(logits.shape[-1], sample_seed, prompt_id, position + row)
+            for row in range(logits.shape[0])
+        ]
         logits = logits.float() / temperature + torch.stack(noise).to(logits.device, torch.float32)
     return logits.argmax(dim=-1)
 

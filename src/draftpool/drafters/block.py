@@ -53,7 +53,15 @@ class DraftLayer(nn.Module):
         keys = rotate(self.k_norm(self.k_proj(x).view(shape)), cos[..., None, :], sin[..., None, :])
         return keys, self.v_proj(x).view(shape)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], bias: Tensor | None, first: int) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        context: tuple[Tensor, Tensor],
+        bias: Tensor | None,
+        first: int,
+    ) -> Tensor:
         """Run blocks of several sequences.
 
         Args:
@@ -75,11 +83,15 @@ class DraftLayer(nn.Module):
         queries = rotate(queries, cos[:, :, first:, None], sin[:, :, first:, None]) * self.head_dim**-0.5
         groups = self.heads // self.kv_heads
         # [batch, kv heads, groups, blocks, slots, head_dim]: one product with the context serves all blocks.
-        queries = queries.view(batch, blocks, slots, self.kv_heads, groups, self.head_dim).permute(0, 3, 4, 1, 2, 5)
+        queries = queries.view(batch, blocks, slots, self.kv_heads, groups, self.head_dim).permute(
+            0, 3, 4, 1, 2, 5
+        )
         keys, values = context
         length = keys.shape[2]
         flat = queries.reshape(batch, self.kv_heads, groups * blocks * slots, self.head_dim)
-        outer = torch.matmul(flat, keys.transpose(2, 3)).view(batch, self.kv_heads, groups, blocks, slots, length)
+        outer = torch.matmul(flat, keys.transpose(2, 3)).view(
+            batch, self.kv_heads, groups, blocks, slots, length
+        )
         if bias is not None:
             outer = outer + bias[:, None, None, :, None, :]
         own_keys = own_keys.permute(0, 3, 1, 2, 4)[:, :, None]
@@ -114,7 +126,9 @@ class BlockDrafterModel(nn.Module):
         self.register_buffer("vocabulary", vocabulary)
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("head", head, persistent=False)
-        cos, sin = rotary_tables(config.head_dim, config.rope_theta, config.max_positions, embedding.device, torch.float32)
+        cos, sin = rotary_tables(
+            config.head_dim, config.rope_theta, config.max_positions, embedding.device, torch.float32
+        )
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -132,9 +146,13 @@ class BlockDrafterModel(nn.Module):
         """
         fused = self.fuse_norm(self.fuse(taps))
         cos, sin = self.cos[positions].to(fused.dtype), self.sin[positions].to(fused.dtype)
-        return [tuple(part.transpose(1, 2) for part in layer.key_values(fused, cos, sin)) for layer in self.layers]
+        return [
+            tuple(part.transpose(1, 2) for part in layer.key_values(fused, cos, sin)) for layer in self.layers
+        ]
 
-    def blocks(self, anchors: Tensor, positions: Tensor, context: list[tuple[Tensor, Tensor]], bias: Tensor | None) -> Tensor:
+    def blocks(
+        self, anchors: Tensor, positions: Tensor, context: list[tuple[Tensor, Tensor]], bias: Tensor | None
+    ) -> Tensor:
         """Hidden states of the drafted slots 1 .. B - 1.
 
         Args:

@@ -84,7 +84,9 @@ def reduced_vocabulary(answers: Iterable[list[int]], size: int | None, vocabular
     if size is None or size >= vocabulary:
         return torch.arange(vocabulary)
     counts = Counter(token for answer in answers for token in answer)
-    chosen = dict.fromkeys(token for token, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size])
+    chosen = dict.fromkeys(
+        token for token, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size]
+    )
     for token in range(vocabulary):
         if len(chosen) >= size:
             break
@@ -94,7 +96,10 @@ def reduced_vocabulary(answers: Iterable[list[int]], size: int | None, vocabular
 
 def save_drafter(folder: Path, config: BlockConfig, state: dict[str, Tensor]) -> None:
     """Write `model.safetensors` and `config.json`."""
-    save_file({name: tensor.detach().to("cpu").contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    save_file(
+        {name: tensor.detach().to("cpu").contiguous() for name, tensor in state.items()},
+        folder / "model.safetensors",
+    )
     write_json(folder / "config.json", config.model_dump())
 
 
@@ -127,7 +132,9 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], folder: Path) -> No
 
 
 def _damaged(what: str, folder: Path) -> DraftpoolError:
-    return DraftpoolError(f"damaged drafter ({what})", str(folder), "delete the folder and run snakemake again")
+    return DraftpoolError(
+        f"damaged drafter ({what})", str(folder), "delete the folder and run snakemake again"
+    )
 
 
 def check_fits(config: BlockConfig, hf_config, taps: list[int], where: str) -> None:
@@ -144,4 +151,8 @@ def check_fits(config: BlockConfig, hf_config, taps: list[int], where: str) -> N
     }
     for name, value in expected.items():
         if getattr(config, name) != value:
-            raise DraftpoolError(f"drafter has {name} {getattr(config, name)}, the target needs {value}", where, "train it for this target")
+            raise DraftpoolError(
+                f"drafter has {name} {getattr(config, name)}, the target needs {value}",
+                where,
+                "train it for this target",
+            )

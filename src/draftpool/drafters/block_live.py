@@ -63,11 +63,15 @@ class BlockDrafter:
         config = self.model.config
         if max_length + config.block_size > config.max_positions:
             raise DraftpoolError(
-                f"needs {max_length + config.block_size} positions, has {config.max_positions}", f"drafter `{self.name}`", "use shorter prompts"
+                f"needs {max_length + config.block_size} positions, has {config.max_positions}",
+                f"drafter `{self.name}`",
+                "use shorter prompts",
             )
         if max_length > self.max_length:
             shape = (config.n_layers, 1, config.kv_heads, max_length, config.head_dim)
-            self.keys = torch.zeros(shape, device=self.model.embedding.device, dtype=self.model.embedding.dtype)
+            self.keys = torch.zeros(
+                shape, device=self.model.embedding.device, dtype=self.model.embedding.dtype
+            )
             self.values = torch.zeros_like(self.keys)
             self.max_length = max_length
         self.length = 0
@@ -94,7 +98,10 @@ class BlockDrafter:
     def draft(self, anchor: int) -> Draft:
         """Propose the B - 1 tokens after ``anchor``, the full trained block."""
         device = self.model.embedding.device
-        context = [(self.keys[i, :, :, : self.length], self.values[i, :, :, : self.length]) for i in range(self.model.config.n_layers)]
+        context = [
+            (self.keys[i, :, :, : self.length], self.values[i, :, :, : self.length])
+            for i in range(self.model.config.n_layers)
+        ]
         position = torch.tensor([[self.length]], device=device)
         hidden = self.model.blocks(torch.tensor([[anchor]], device=device), position, context, None)[0, 0]
         log_q = self.head(hidden).float().log_softmax(dim=-1)
@@ -104,5 +111,7 @@ class BlockDrafter:
     def state_bytes(self) -> int:
         """Memory of the context's keys and values in bytes."""
         config = self.model.config
-        per_token = 2 * config.n_layers * config.kv_heads * config.head_dim * self.model.embedding.element_size()
+        per_token = (
+            2 * config.n_layers * config.kv_heads * config.head_dim * self.model.embedding.element_size()
+        )
         return per_token * self.length

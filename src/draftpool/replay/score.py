@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -43,7 +42,9 @@ def read_answer(target: TargetModel, prompt: list[int], answer: list[int]) -> tu
 
 
 @torch.inference_mode()
-def score_answer(model: BlockDrafterModel, prompt_length: int, answer: list[int], taps: Tensor, logits: Tensor) -> list[dict]:
+def score_answer(
+    model: BlockDrafterModel, prompt_length: int, answer: list[int], taps: Tensor, logits: Tensor
+) -> list[dict]:
     """Acceptance of one drafter at every anchor of one answer.
 
     Args:
@@ -61,7 +62,9 @@ def score_answer(model: BlockDrafterModel, prompt_length: int, answer: list[int]
     positions = (prompt_length + places)[None]
     context = model.context(taps[None], torch.arange(taps.shape[0], device=device)[None])
     ids = torch.tensor(answer, device=device)
-    hidden = model.blocks(ids[None, :-1], positions, context, context_bias(positions, taps.shape[0]).to(taps.dtype))[0]
+    hidden = model.blocks(
+        ids[None, :-1], positions, context, context_bias(positions, taps.shape[0]).to(taps.dtype)
+    )[0]
     log_q = model.logits(hidden).float().log_softmax(dim=-1)
     # Index of the answer token that slot j of anchor t proposes: t + 1 + j; slots behind the end are left out.
     index = places[:, None] + 1 + torch.arange(k, device=device)
@@ -92,7 +95,9 @@ def score_answer(model: BlockDrafterModel, prompt_length: int, answer: list[int]
     return rows
 
 
-def _score_domain(target: TargetModel, models: dict[str, BlockDrafterModel], table: pd.DataFrame, shown) -> dict[str, pd.DataFrame]:
+def _score_domain(
+    target: TargetModel, models: dict[str, BlockDrafterModel], table: pd.DataFrame, shown
+) -> dict[str, pd.DataFrame]:
     rows: dict[str, list[dict]] = {name: [] for name in models}
     tokens = disagreeing = 0
     for row in table.itertuples():
@@ -105,15 +110,25 @@ def _score_domain(target: TargetModel, models: dict[str, BlockDrafterModel], tab
         disagreeing += int((logits.argmax(dim=-1).cpu() != torch.tensor(answer)).sum())
         for name, model in models.items():
             common = {"prompt_id": row.prompt_id, "domain": row.domain, "repeat": int(row.sample)}
-            rows[name] += [common | scored for scored in score_answer(model, len(prompt), answer, taps, logits)]
+            rows[name] += [
+                common | scored for scored in score_answer(model, len(prompt), answer, taps, logits)
+            ]
             shown.update(1)
-    print(f"{disagreeing} of {tokens} answer tokens are not the target's argmax when read at once", flush=True)
+    print(
+        f"{disagreeing} of {tokens} answer tokens are not the target's argmax when read at once", flush=True
+    )
     if disagreeing > MAX_DISAGREEMENT * tokens:
-        raise DraftpoolError(f"{disagreeing} of {tokens} tokens are not the target's own", "responses", "delete the response folders and run snakemake again")
+        raise DraftpoolError(
+            f"{disagreeing} of {tokens} tokens are not the target's own",
+            "responses",
+            "delete the response folders and run snakemake again",
+        )
     return {name: pd.DataFrame(made) for name, made in rows.items()}
 
 
-def score_pool(cfg: dict, target: Path, responses: list[Path], drafters: list[Path], state: Path, out: Path) -> None:
+def score_pool(
+    cfg: dict, target: Path, responses: list[Path], drafters: list[Path], state: Path, out: Path
+) -> None:
     """Write the acceptance table `acceptance.parquet` (columns in `docs/tables.md`).
 
     Args:
@@ -132,17 +147,30 @@ def score_pool(cfg: dict, target: Path, responses: list[Path], drafters: list[Pa
     device = resolve_device(cfg["device"])
     model = load_target(target, cfg["taps"], device, torch.float32)
     parts, loaded = [], {}
-    tables = {folder: read_table(folder / "responses.parquet").head(cfg["prompts_per_domain"]) for folder in responses}
+    tables = {
+        folder: read_table(folder / "responses.parquet").head(cfg["prompts_per_domain"])
+        for folder in responses
+    }
     with bar(sum(map(len, tables.values())) * len(folders), "score", "answer") as shown:
         for folder, table in tables.items():
-            key = hashlib.sha256(canonical_json([cfg["prompts_per_domain"], cfg["taps"], target.name, folder.name, code]).encode()).hexdigest()[:12]
-            cells = {name: state.parent / f"score-{key}" / f"{path.name}.parquet" for name, path in folders.items()}
+            key = hashlib.sha256(
+                canonical_json(
+                    [cfg["prompts_per_domain"], cfg["taps"], target.name, folder.name, code]
+                ).encode()
+            ).hexdigest()[:12]
+            cells = {
+                name: state.parent / f"score-{key}" / f"{path.name}.parquet" for name, path in folders.items()
+            }
             missing = [name for name, cell in cells.items() if not cell.exists()]
             shown.update(len(table) * (len(folders) - len(missing)))
             for name in missing:
                 if name not in loaded:
                     loaded[name] = load_model(folders[name], model)
-            for name, made in (_score_domain(model, {name: loaded[name] for name in missing}, table, shown) if missing else {}).items():
+            for name, made in (
+                _score_domain(model, {name: loaded[name] for name in missing}, table, shown)
+                if missing
+                else {}
+            ).items():
                 write_table(cells[name], made)
             parts += [read_table(cell).assign(drafter=name) for name, cell in cells.items()]
     acceptance = pd.concat(parts, ignore_index=True)

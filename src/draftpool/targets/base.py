@@ -40,7 +40,9 @@ class TargetModel(Protocol):
     def new_cache(self, max_length: int, batch: int = 1) -> Cache:
         """Return an empty cache for ``batch`` sequences of up to ``max_length`` tokens."""
 
-    def forward(self, ids: Tensor, cache: Cache, logits: Logits = "all", counts: list[int] | None = None) -> TargetOutput:
+    def forward(
+        self, ids: Tensor, cache: Cache, logits: Logits = "all", counts: list[int] | None = None
+    ) -> TargetOutput:
         """Append ``ids`` [batch, n] to the cache.
 
         Args:
@@ -69,6 +71,8 @@ def check_taps(taps: list[int] | None, n_layers: int, where: str = "config key `
     wrong = [tap for tap in taps if not 0 <= tap < n_layers - 1]
     if wrong or not taps or sorted(set(taps)) != list(taps):
         raise DraftpoolError(
-            f"taps {taps} do not fit a target of {n_layers} layers", where, f"give rising layer numbers from 0 to {n_layers - 2}"
+            f"taps {taps} do not fit a target of {n_layers} layers",
+            where,
+            f"give rising layer numbers from 0 to {n_layers - 2}",
         )
     return list(taps)

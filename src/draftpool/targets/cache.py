@@ -31,7 +31,9 @@ class KeyValueCache:
         head_dim: Size of a head.
     """
 
-    def __init__(self, n_layers: int, batch: int, n_kv_heads: int, max_length: int, head_dim: int, device, dtype):
+    def __init__(
+        self, n_layers: int, batch: int, n_kv_heads: int, max_length: int, head_dim: int, device, dtype
+    ):
         shape = (n_layers, batch, n_kv_heads, max_length, head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
@@ -83,7 +85,11 @@ class KeyValueCache:
             DraftpoolError: If ``count`` is negative or more than there are.
         """
         if count < 0 or count > min(self.lengths):
-            raise DraftpoolError(f"cannot remove {count} of {min(self.lengths)} tokens", "key/value cache", "this is a bug: please report it")
+            raise DraftpoolError(
+                f"cannot remove {count} of {min(self.lengths)} tokens",
+                "key/value cache",
+                "this is a bug: please report it",
+            )
         self.lengths = [length - count for length in self.lengths]
 
     def keep(self, rows: list[int]) -> None:
@@ -117,7 +123,11 @@ class TransformersCache:
             DraftpoolError: If ``count`` is negative or more than there are.
         """
         if count < 0 or count > self.lengths[0]:
-            raise DraftpoolError(f"cannot remove {count} of {self.lengths[0]} tokens", "key/value cache", "this is a bug: please report it")
+            raise DraftpoolError(
+                f"cannot remove {count} of {self.lengths[0]} tokens",
+                "key/value cache",
+                "this is a bug: please report it",
+            )
         if count:
             # transformers 5.24 takes the number of tokens to remove, as a negative count.
             self.cache.crop(-count)

@@ -98,12 +98,16 @@ class FastTarget:
         self.head_weight = model.get_output_embeddings().weight.detach()
         self.head = FrozenLinear(self.head_weight)
         theta = config.rope_parameters["rope_theta"]
-        self.cos, self.sin = rotary_tables(self.head_dim, theta, config.max_position_embeddings, self.device, self.dtype)
+        self.cos, self.sin = rotary_tables(
+            self.head_dim, theta, config.max_position_embeddings, self.device, self.dtype
+        )
 
     def new_cache(self, max_length: int, batch: int = 1) -> KeyValueCache:
         """Return an empty cache for ``batch`` sequences of up to ``max_length`` tokens."""
         max_length = min(max_length, self.hf_config.max_position_embeddings)
-        return KeyValueCache(len(self.layers), batch, self.kv_heads, max_length, self.head_dim, self.device, self.dtype)
+        return KeyValueCache(
+            len(self.layers), batch, self.kv_heads, max_length, self.head_dim, self.device, self.dtype
+        )
 
     def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.eps)
@@ -113,10 +117,14 @@ class FastTarget:
             return None
         places = torch.arange(max(cache.lengths) + n, device=self.device)
         hidden = places[None, None, :] > positions[:, :, None]
-        return torch.zeros(hidden.shape, device=self.device, dtype=self.dtype).masked_fill_(hidden, float("-inf"))
+        return torch.zeros(hidden.shape, device=self.device, dtype=self.dtype).masked_fill_(
+            hidden, float("-inf")
+        )
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, cache: KeyValueCache, logits: Logits = "all", counts: list[int] | None = None) -> TargetOutput:
+    def forward(
+        self, ids: Tensor, cache: KeyValueCache, logits: Logits = "all", counts: list[int] | None = None
+    ) -> TargetOutput:
         """Append ``ids`` [batch, n] to the cache (see :class:`draftpool.targets.base.TargetModel`)."""
         batch, n = ids.shape
         cache.reserve(n)
@@ -129,14 +137,19 @@ class FastTarget:
         x = F.embedding(ids, self.embedding)
         tapped = []
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(self._normalise(x, layer.input_norm)).view(batch, n, rotated + self.kv_heads, self.head_dim)
+            qkv = layer.qkv(self._normalise(x, layer.input_norm)).view(
+                batch, n, rotated + self.kv_heads, self.head_dim
+            )
             if layer.q_norm is None:
                 turned = rotate(qkv[:, :, :rotated], cos, sin)
             else:
                 queries = self._normalise(qkv[:, :, : self.heads], layer.q_norm)
                 keys = self._normalise(qkv[:, :, self.heads : rotated], layer.k_norm)
                 turned = rotate(torch.cat((queries, keys), dim=2), cos, sin)
-            queries, keys = turned[:, :, : self.heads].transpose(1, 2), turned[:, :, self.heads :].transpose(1, 2)
+            queries, keys = (
+                turned[:, :, : self.heads].transpose(1, 2),
+                turned[:, :, self.heads :].transpose(1, 2),
+            )
             values = qkv[:, :, rotated:].transpose(1, 2)
             all_keys, all_values = cache.write(index, keys, values, positions)
             if fresh:

@@ -51,7 +51,9 @@ def _from_transformers(name: str, revision: str | None, where: str):
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         # transformers names the missing file in the first line and explains at length afterwards.
         raise DraftpoolError(
-            f"cannot load `{name}` ({str(error).splitlines()[0]})", where, "check the name, the network, and that it holds safetensors"
+            f"cannot load `{name}` ({str(error).splitlines()[0]})",
+            where,
+            "check the name, the network, and that it holds safetensors",
         ) from error
     return model, tokenizer
 
@@ -70,15 +72,23 @@ def fetch_target(cfg: dict, out: Path) -> None:
     if cfg["source"] == "package":
         model, tokenizer = _from_package(cfg)
     elif cfg["source"] == "hub":
-        model, tokenizer = _from_transformers(cfg["model_id"], cfg["revision"], "config key `target.model_id`")
+        model, tokenizer = _from_transformers(
+            cfg["model_id"], cfg["revision"], "config key `target.model_id`"
+        )
     else:
         if not Path(cfg["path"]).is_dir():
-            raise DraftpoolError("no such folder", f"config key `target.path` ({cfg['path']})", "give the folder that holds config.json")
+            raise DraftpoolError(
+                "no such folder",
+                f"config key `target.path` ({cfg['path']})",
+                "give the folder that holds config.json",
+            )
         model, tokenizer = _from_transformers(cfg["path"], None, "config key `target.path`")
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > vocabulary:
         raise DraftpoolError(
-            f"the tokenizer has {len(tokenizer)} ids, the model only {vocabulary}", "config key `target`", "give the tokenizer that belongs to the model"
+            f"the tokenizer has {len(tokenizer)} ids, the model only {vocabulary}",
+            "config key `target`",
+            "give the tokenizer that belongs to the model",
         )
     with atomic_dir(out) as folder:
         model.save_pretrained(folder)

@@ -52,11 +52,15 @@ class TransformersTarget:
         return TransformersCache(DynamicCache(), min(max_length, self.hf_config.max_position_embeddings))
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, cache: TransformersCache, logits: Logits = "all", counts: list[int] | None = None) -> TargetOutput:
+    def forward(
+        self, ids: Tensor, cache: TransformersCache, logits: Logits = "all", counts: list[int] | None = None
+    ) -> TargetOutput:
         """Append ``ids`` [1, n] to the cache (see :class:`draftpool.targets.base.TargetModel`)."""
         cache.reserve(ids.shape[1])
         keep = {"all": 0, "last": 1, "none": 1}[logits]
-        output = self.model(ids, cache=cache.cache, use_cache=True, output_hidden_states=True, logits_to_keep=keep)
+        output = self.model(
+            ids, cache=cache.cache, use_cache=True, output_hidden_states=True, logits_to_keep=keep
+        )
         cache.lengths = [cache.lengths[0] + ids.shape[1]]
         # hidden_states[0] is the embedding, so the output of layer i is entry i + 1.
         taps = torch.cat([output.hidden_states[tap + 1] for tap in self.taps], dim=-1)

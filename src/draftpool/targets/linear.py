@@ -14,7 +14,12 @@ from torch import Tensor
 
 def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN can pack this weight once (CPU, float32, a build with oneDNN)."""
-    return weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    )
 
 
 class FrozenLinear:

@@ -23,7 +23,11 @@ def resolve_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise DraftpoolError("no CUDA device is visible to torch", "config key `device`", "use `auto`, or install a CUDA build of torch")
+        raise DraftpoolError(
+            "no CUDA device is visible to torch",
+            "config key `device`",
+            "use `auto`, or install a CUDA build of torch",
+        )
     return torch.device(device)
 
 
@@ -33,7 +37,9 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def load_target(folder: Path, taps: list[int] | None, device: torch.device, dtype: torch.dtype) -> TargetModel:
+def load_target(
+    folder: Path, taps: list[int] | None, device: torch.device, dtype: torch.dtype
+) -> TargetModel:
     """Load the target model.
 
     Raises:
@@ -44,10 +50,14 @@ def load_target(folder: Path, taps: list[int] | None, device: torch.device, dtyp
 
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         message = str(error).splitlines()[0]
-        raise DraftpoolError(f"cannot load the target ({message})", str(folder), "delete the folder and run snakemake again") from error
+        raise DraftpoolError(
+            f"cannot load the target ({message})", str(folder), "delete the folder and run snakemake again"
+        ) from error
     model = model.to(device).eval()
     taps = check_taps(taps, model.config.num_hidden_layers)
     reason = unsupported_reason(model.config)
@@ -68,13 +78,17 @@ def load_tokenizer(folder: Path):
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise DraftpoolError("no tokenizer in the target folder", str(folder), "delete the folder and run snakemake again") from error
+        raise DraftpoolError(
+            "no tokenizer in the target folder", str(folder), "delete the folder and run snakemake again"
+        ) from error
 
 
 def prompt_ids(tokenizer, messages: list[dict]) -> list[int]:
     """Token ids of a chat prompt, ready for the answer; without a chat template the messages' texts are joined."""
     if tokenizer.chat_template:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        return tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
     return tokenizer("\n".join(message["content"] for message in messages))["input_ids"]
 
 

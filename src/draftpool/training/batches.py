@@ -36,12 +36,18 @@ class ResponseSet:
             try:
                 self.taps.append(safe_open(folder / "taps.safetensors", framework="pt"))
             except Exception as error:
-                raise DraftpoolError("damaged taps", str(folder / "taps.safetensors"), "delete the folder and run snakemake again") from error
+                raise DraftpoolError(
+                    "damaged taps",
+                    str(folder / "taps.safetensors"),
+                    "delete the folder and run snakemake again",
+                ) from error
         rows = pd.concat(frames, ignore_index=True)
         # An answer of one token has no anchor with a token after it.
         self.rows = rows[rows.response_ids.map(len) >= 2].reset_index(drop=True)
         if self.rows.empty:
-            raise DraftpoolError("no answer of at least two tokens", str(folders[0]), "raise responses.max_new_tokens")
+            raise DraftpoolError(
+                "no answer of at least two tokens", str(folders[0]), "raise responses.max_new_tokens"
+            )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -87,7 +93,9 @@ def context_bias(positions: Tensor, length: int) -> Tensor:
     return torch.zeros(hidden.shape, device=positions.device).masked_fill_(hidden, float("-inf"))
 
 
-def block_labels(answer: np.ndarray, places: np.ndarray, slots: int, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def block_labels(
+    answer: np.ndarray, places: np.ndarray, slots: int, columns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Labels and mask of blocks inside one answer.
 
     A slot is supervised if its token lies inside the answer and all block tokens up to it are in the draft
@@ -115,7 +123,13 @@ def sequence_order(n_sequences: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def make_batch(
-    responses: ResponseSet, step: int, seed: int, batch_sequences: int, anchors_per_sequence: int, block_size: int, columns: np.ndarray
+    responses: ResponseSet,
+    step: int,
+    seed: int,
+    batch_sequences: int,
+    anchors_per_sequence: int,
+    block_size: int,
+    columns: np.ndarray,
 ) -> Batch:
     """Return the batch of one step; a pure function of its arguments, so that a resumed run sees the same data."""
     first = step * batch_sequences

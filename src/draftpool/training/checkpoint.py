@@ -15,7 +15,15 @@ from draftpool.artefacts import atomic_path
 FIELDS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def save_checkpoint(path: Path, key: str, step: int, model: nn.Module, optimiser: torch.optim.Optimizer, log: list[dict], order: str) -> None:
+def save_checkpoint(
+    path: Path,
+    key: str,
+    step: int,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    log: list[dict],
+    order: str,
+) -> None:
     """Write parameters, optimiser state, log and position in the data.
 
     Args:
@@ -37,7 +45,9 @@ def save_checkpoint(path: Path, key: str, step: int, model: nn.Module, optimiser
         save_file(tensors, temporary, metadata)
 
 
-def load_checkpoint(path: Path, key: str, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[int, list[dict], str] | None:
+def load_checkpoint(
+    path: Path, key: str, model: nn.Module, optimiser: torch.optim.Optimizer
+) -> tuple[int, list[dict], str] | None:
     """Restore a run in place and return (steps done, log rows, order digest).
 
     Returns None, leaving everything as it was, if there is no checkpoint, it is damaged, or it was made by another
@@ -57,5 +67,7 @@ def load_checkpoint(path: Path, key: str, model: nn.Module, optimiser: torch.opt
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"parameter.{name}"])
             # AdamW wants its step counter as a float32 tensor beside the moments.
-            optimiser.state[parameter] = {field: tensors[f"{field}.{name}"].to(parameter.device) for field in FIELDS}
+            optimiser.state[parameter] = {
+                field: tensors[f"{field}.{name}"].to(parameter.device) for field in FIELDS
+            }
     return step, log, metadata["order"]

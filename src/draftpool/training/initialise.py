@@ -47,14 +47,22 @@ def start_from_target(model: BlockDrafterModel, state: dict[str, Tensor], seed: 
     config = model.config
     first = config.target_layers - config.n_layers
     if first < 0:
-        raise DraftpoolError(f"{config.n_layers} draft layers cannot start from a target of {config.target_layers}", "config key `model.n_layers`", "lower it or use `init: random`")
+        raise DraftpoolError(
+            f"{config.n_layers} draft layers cannot start from a target of {config.target_layers}",
+            "config key `model.n_layers`",
+            "lower it or use `init: random`",
+        )
     start_random(model, seed)
     with torch.no_grad():
         for index, layer in enumerate(model.layers):
             for name, parameter in layer.named_parameters():
                 source = f"model.layers.{first + index}.{PARTS[name]}"
                 if source not in state or state[source].shape != parameter.shape:
-                    raise DraftpoolError(f"the target has no `{source}` of the drafter's shape", "config key `init`", "use `init: random`")
+                    raise DraftpoolError(
+                        f"the target has no `{source}` of the drafter's shape",
+                        "config key `init`",
+                        "use `init: random`",
+                    )
                 parameter.copy_(state[source])
         width = config.hidden_size
         model.fuse.weight.mul_(0.1)
@@ -70,9 +78,17 @@ def start_from_drafter(model: BlockDrafterModel, folder: Path) -> None:
         DraftpoolError: If it is damaged or of another shape.
     """
     config, state = read_drafter(folder)
-    differing = [name for name in ("n_layers", "block_size", "taps", "hidden_size") if getattr(config, name) != getattr(model.config, name)]
+    differing = [
+        name
+        for name in ("n_layers", "block_size", "taps", "hidden_size")
+        if getattr(config, name) != getattr(model.config, name)
+    ]
     if differing:
-        raise DraftpoolError(f"the drafter to start from differs in {', '.join(differing)}", str(folder), "give both the same `model` block")
+        raise DraftpoolError(
+            f"the drafter to start from differs in {', '.join(differing)}",
+            str(folder),
+            "give both the same `model` block",
+        )
     state["vocabulary"] = model.vocabulary
     load_weights(model, state, folder)
 

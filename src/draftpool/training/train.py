@@ -46,21 +46,32 @@ def batch_loss(model: BlockDrafterModel, batch: Batch, objective: Objective, aut
     valid = batch.mask.any(dim=-1).to(device)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         context = model.context(batch.taps.to(device), positions)
-        hidden = model.blocks(batch.anchors.to(device), batch.positions.to(device), context, batch.bias.to(device))
+        hidden = model.blocks(
+            batch.anchors.to(device), batch.positions.to(device), context, batch.bias.to(device)
+        )
         logits = model.logits(hidden[valid])
     labels, mask = batch.labels.to(device)[valid], batch.mask.to(device)[valid]
-    log_q = -F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    log_q = -F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view(
+        labels.shape
+    )
     sequence = torch.arange(valid.shape[0], device=device)[:, None].expand(valid.shape)[valid]
     return objective.loss(log_q, mask, sequence, valid.shape[0])
 
 
-def new_model(cfg: dict, target: Path, responses: ResponseSet, init: Path | None, device: torch.device) -> BlockDrafterModel:
+def new_model(
+    cfg: dict, target: Path, responses: ResponseSet, init: Path | None, device: torch.device
+) -> BlockDrafterModel:
+    """Build a drafter beside its target and give it its first weights."""
     from transformers import AutoModelForCausalLM
 
-    hf = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    hf = AutoModelForCausalLM.from_pretrained(
+        target, dtype=torch.float32, local_files_only=True, use_safetensors=True
+    )
     taps = check_taps(cfg["taps"], hf.config.num_hidden_layers)
     shape = cfg["model"]
-    config = config_for(hf.config, taps, mask_token(load_tokenizer(target)), shape["n_layers"], shape["block_size"])
+    config = config_for(
+        hf.config, taps, mask_token(load_tokenizer(target)), shape["n_layers"], shape["block_size"]
+    )
     vocabulary = reduced_vocabulary(responses.answers(), shape["draft_vocab"], hf.config.vocab_size)
     state = {name: tensor.detach() for name, tensor in hf.state_dict().items()}
     head = hf.get_output_embeddings().weight.detach()[vocabulary]
@@ -79,12 +90,16 @@ def _coverage(responses: ResponseSet, columns: np.ndarray) -> float:
     return float((columns[answers] >= 0).mean())
 
 
-def _optimise(model, responses, columns, objective, cfg, checkpoint: Path, key: str) -> tuple[list[dict], str]:
+def _optimise(
+    model, responses, columns, objective, cfg, checkpoint: Path, key: str
+) -> tuple[list[dict], str]:
     """The training loop; resumes from the checkpoint and returns the log rows and the digest of the data order."""
     options, device = cfg["training"], model.embedding.device
     autocast = device.type == "cuda" or (device.type == "cpu" and cpu_multiplies_bfloat16())
     parameters = list(model.parameters())
-    optimiser = torch.optim.AdamW(parameters, lr=options["lr"], weight_decay=options["weight_decay"], fused=True)
+    optimiser = torch.optim.AdamW(
+        parameters, lr=options["lr"], weight_decay=options["weight_decay"], fused=True
+    )
     done, log, order = load_checkpoint(checkpoint, key, model, optimiser) or (0, [], "")
     steps, block = options["steps"], cfg["model"]["block_size"]
     with bar(steps, f"train {objective.kind}", "step", initial=done) as shown:
@@ -92,7 +107,15 @@ def _optimise(model, responses, columns, objective, cfg, checkpoint: Path, key: 
             print(f"resumed from the checkpoint at step {done}", file=sys.stderr, flush=True)
         for step in range(done, steps):
             started = time.perf_counter()
-            batch = make_batch(responses, step, cfg["seed"], options["batch_sequences"], options["anchors_per_sequence"], block, columns)
+            batch = make_batch(
+                responses,
+                step,
+                cfg["seed"],
+                options["batch_sequences"],
+                options["anchors_per_sequence"],
+                block,
+                columns,
+            )
             for group in optimiser.param_groups:
                 group["lr"] = learning_rate(step, steps, options["lr"], options["warmup_ratio"])
             report = batch_loss(model, batch, objective, autocast)
@@ -101,15 +124,30 @@ def _optimise(model, responses, columns, objective, cfg, checkpoint: Path, key: 
             limit = options["clip"] if options["clip"] is not None else math.inf
             norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
             if not math.isfinite(norm):
-                raise DraftpoolError(f"gradient is not finite at step {step}", "train_drafter", "lower training.lr or set training.clip")
+                raise DraftpoolError(
+                    f"gradient is not finite at step {step}",
+                    "train_drafter",
+                    "lower training.lr or set training.clip",
+                )
             optimiser.step()
             synchronise(device)
             elapsed = time.perf_counter() - started
             order = hashlib.sha256(f"{order}{batch.order_hash}".encode()).hexdigest()[:16]
-            row = {"step": step, "loss": float(report.loss.detach()), "grad_norm": norm, "clipped": int(norm > limit)}
-            row |= {"lr": optimiser.param_groups[0]["lr"], "step_time": elapsed, "tokens_per_s": int(batch.mask.sum()) / elapsed}
+            row = {
+                "step": step,
+                "loss": float(report.loss.detach()),
+                "grad_norm": norm,
+                "clipped": int(norm > limit),
+            }
+            row |= {
+                "lr": optimiser.param_groups[0]["lr"],
+                "step_time": elapsed,
+                "tokens_per_s": int(batch.mask.sum()) / elapsed,
+            }
             row |= {f"confidence_{slot + 1}": float(value) for slot, value in enumerate(report.confidence)}
-            row |= {f"weight_share_{slot + 1}": float(value) for slot, value in enumerate(report.weight_share)}
+            row |= {
+                f"weight_share_{slot + 1}": float(value) for slot, value in enumerate(report.weight_share)
+            }
             log.append(row)
             shown.update(1)
             shown.set_postfix_str(f"loss {row['loss']:.3f} q1 {row['confidence_1']:.3f}", refresh=False)
@@ -118,7 +156,9 @@ def _optimise(model, responses, columns, objective, cfg, checkpoint: Path, key: 
     return log, order
 
 
-def train_drafter(cfg: dict, target: Path, responses: list[Path], init: Path | None, state: Path, out: Path) -> None:
+def train_drafter(
+    cfg: dict, target: Path, responses: list[Path], init: Path | None, state: Path, out: Path
+) -> None:
     """Write a drafter folder: `model.safetensors`, `config.json`, `training.csv`, provenance.
 
     Args:
@@ -135,7 +175,10 @@ def train_drafter(cfg: dict, target: Path, responses: list[Path], init: Path | N
     device = resolve_device(cfg["device"])
     data = ResponseSet(responses, cfg["prompts_per_domain"])
     objective = make_objective(cfg["objective"], cfg["model"]["block_size"])
-    code = code_digest("draftpool.training.train", find_registered("draftpool.training.objectives", "register_objective", objective.kind))
+    code = code_digest(
+        "draftpool.training.train",
+        find_registered("draftpool.training.objectives", "register_objective", objective.kind),
+    )
     upstream = [path.name for path in responses] + [target.name, init.name if init else None]
     key = hashlib.sha256(canonical_json([cfg, upstream, code]).encode()).hexdigest()
     state.mkdir(parents=True, exist_ok=True)
@@ -145,7 +188,9 @@ def train_drafter(cfg: dict, target: Path, responses: list[Path], init: Path | N
             columns = np.full(model.config.target_vocabulary, -1, dtype=np.int64)
             columns[model.vocabulary.cpu().numpy()] = np.arange(len(model.vocabulary))
             started = parameter_hash(model)
-            log, order = _optimise(model, data, columns, objective, cfg, state / "checkpoint.safetensors", key)
+            log, order = _optimise(
+                model, data, columns, objective, cfg, state / "checkpoint.safetensors", key
+            )
             extra = {
                 "device": str(device),
                 "initial_parameters": started,
@@ -159,5 +204,7 @@ def train_drafter(cfg: dict, target: Path, responses: list[Path], init: Path | N
                 pd.DataFrame(log).to_csv(folder / "training.csv", index=False)
                 write_provenance(folder, cfg, extra)
     except Timeout as error:
-        raise DraftpoolError("another copy of this job is running", str(state), "wait for it, or stop it") from error
+        raise DraftpoolError(
+            "another copy of this job is running", str(state), "wait for it, or stop it"
+        ) from error
     shutil.rmtree(state, ignore_errors=True)
