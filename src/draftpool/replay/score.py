@@ -129,7 +129,7 @@ def _score_domain(
 def score_pool(
     cfg: dict, target: Path, responses: list[Path], drafters: list[Path], state: Path, out: Path
 ) -> None:
-    """Write the acceptance table `acceptance.parquet` (columns in `docs/tables.md`).
+    """Write the acceptance table `acceptance.parquet` (columns in `docs/metrics.md`).
 
     Args:
         cfg: `prompts_per_domain`, `drafters`, `taps`, `device`.
