@@ -259,3 +259,11 @@ def test_reference_describes_every_option_and_its_schema_names_its_dialect():
     schema = reference.schema()
     assert schema["$schema"].startswith("https://json-schema.org/")
     assert schema["additionalProperties"] is False
+
+
+def test_d44_an_overlay_leaves_out_what_it_sets_to_null():
+    study = load(REPOSITORY / "config/default.yaml", REPOSITORY / "config/objectives.yaml")
+    assert "specialist" in read_yaml(REPOSITORY / "config/default.yaml")["drafters"]
+    assert "specialist" not in study.drafters
+    assert study.decode.streams == {}
+    assert Plan(study).decodes == {}
