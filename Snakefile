@@ -9,7 +9,7 @@ tables, stats, drafters.
 configfile: f"{workflow.basedir}/config/default.yaml"
 
 
-# Inert unless asked for by --software-deployment-method; built by envs/Containerfile.
+# Inert unless asked for by --software-deployment-method; envs/Containerfile builds an image with draftpool in it.
 container: "docker://python:3.11-slim"
 
 

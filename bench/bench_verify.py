@@ -38,7 +38,9 @@ def measure(actions: dict[str, Callable[[], None]], device: torch.device, repeat
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def costs(target_folder: Path, drafter_folder: Path, device: torch.device, dtype: torch.dtype, repeats: int) -> dict:
+def costs(
+    target_folder: Path, drafter_folder: Path, device: torch.device, dtype: torch.dtype, repeats: int
+) -> dict:
     """Milliseconds of one token, blocks and a draft after a prompt of 150 tokens."""
     taps = read_drafter(drafter_folder)[0].taps
     target = load_target(target_folder, taps, device, dtype)

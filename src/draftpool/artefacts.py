@@ -42,6 +42,13 @@ def _replacing(path: Path, make_temporary) -> Iterator[Path]:
                 "cannot write here", str(path), "check the permissions of the folder"
             ) from error
         raise
+    except Exception as error:
+        # safetensors writes in Rust and tells of a full disk by the text alone.
+        if "No space left" in str(error):
+            raise DraftpoolError(
+                "the disk is full", str(path), "free some space and run the same command again"
+            ) from error
+        raise
     finally:
         if "temporary" in locals():
             if temporary.is_dir():
@@ -168,6 +175,20 @@ def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file as 64 hex digits."""
     with Path(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def content_hash(*paths: Path) -> str:
+    """Return 16 hex digits over the weights and tables below files or folders.
+
+    Scratch results are bound to it: an artefact made again by other code keeps its id, but not its content.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        files = [path] if path.is_file() else sorted(path.rglob("*"))
+        for file in files:
+            if file.suffix in (".safetensors", ".parquet", ".jsonl"):
+                digest.update(f"{file.name}\0{sha256_file(file)}\0".encode())
+    return digest.hexdigest()[:16]
 
 
 def _git(*arguments: str) -> str | None:

@@ -180,3 +180,21 @@ def test_d44_index_keeps_other_studies_and_resolved_yaml_holds_what_runs(tmp_pat
     resolved = yaml.safe_load((tmp_path / "other/resolved.yaml").read_text())
     assert resolve(resolved) == two.study
     assert overview.config_hash(one.study) != overview.config_hash(two.study)
+
+
+def test_d42_an_edited_local_prompt_file_makes_new_prompts(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    source = {
+        "source": "path",
+        "path": str(rows),
+        "template": "{q}",
+        "subset": "x",
+        "split": "both",
+        "licence": "MIT",
+    }
+    domain = {"mine": {"train": 1, "eval": 1, "sources": [source]}}
+    ids = []
+    for text in ('{"q": "a"}\n', '{"q": "b"}\n', '{"q": "b"}\n'):
+        rows.write_text(text)
+        ids.append(plan_of({"domains": domain}).prompts["mine"].id)
+    assert ids[0] != ids[1] == ids[2]

@@ -122,23 +122,22 @@ def time_split(steps: pd.DataFrame, sequences: pd.DataFrame, resampling: Resampl
     """Where decode time goes, in ms per committed token.
 
     Returns:
-        Columns dtype, stream, selector, part (draft, verify, evaluate, select, switch, commit, other), value,
-        low, high, n, unit, method, share (of the wall time). ``other`` is the wall time outside rounds:
-        drafter prefill and the loop itself.
+        Columns dtype, stream, selector, part (draft, verify, evaluate, select, switch, commit), value, low, high, n,
+        unit, method, share (of the wall time, which is the sum of the parts). ``switch`` holds drafter prefill and
+        catch-up.
     """
     named = {f"t_{part}": part for part in PARTS}
     per_sequence = (
         steps.groupby(SEQUENCE_KEY, observed=True)[list(named)].sum().rename(columns=named).reset_index()
     )
     merged = sequences.merge(per_sequence, on=SEQUENCE_KEY, how="left").fillna(dict.fromkeys(PARTS, 0.0))
-    merged["other"] = merged["wall_time"] - merged[list(PARTS)].sum(axis=1)
     merged["decoded"] = merged["n_tokens"] - 1
-    columns = ["decoded", "wall_time", *PARTS, "other"]
+    columns = ["decoded", "wall_time", *PARTS]
     means = merged.groupby([*CELL, "prompt_id"], observed=True)[columns].mean().reset_index()
     rows = []
     for key, group in means.groupby(CELL, observed=True):
         group = group[group["decoded"] > 0]
-        for part in (*PARTS, "other"):
+        for part in PARTS:
             if group.empty:
                 continue
             found = ratio_interval(group[part] * 1000, group["decoded"], resampling)

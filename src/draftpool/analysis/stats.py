@@ -12,6 +12,7 @@ import pandas as pd
 
 from draftpool.analysis import comparisons, live, training_logs
 from draftpool.analysis.bootstrap import Resampling, mean_interval
+from draftpool.analysis.controlled import controlled
 from draftpool.analysis.headroom import headroom, switching
 from draftpool.analysis.metrics import check_acceptance, per_prompt, position_rates, truncate, walk
 from draftpool.analysis.regret import cumulative_regret, query_regret, regret_curves
@@ -165,6 +166,7 @@ def _trained(
         "training": training_logs.training_summary(logs),
         "training_dynamics": training_logs.training_dynamics(logs),
     }
+    found["controlled"] = controlled(cfg, training)
     overhead = training_logs.dpace_overhead(logs, drafters, resampling)
     if overhead:
         found["overhead"] = pd.DataFrame([overhead.row("relative extra step time")])
@@ -186,8 +188,12 @@ def _decoded(
         "arm_shares": live.arm_shares(steps, resampling),
         "position_rates": position_rates(steps),
         "mismatches": live.mismatches(sequences),
-        "agreement": live.agreement(sequences, table),
     }
+    # The acceptance table holds the greedy text; a sampled one has other anchors.
+    if cfg.get("temperature", 0.0) > 0.0:
+        table = table.iloc[:0]
+    else:
+        found["agreement"] = live.agreement(sequences, table)
     # A half-precision text depends on the drafter, so its rounds are not comparable between arms.
     if exact == "float32" and cfg["pool"]:
         counted, seconds = sequences[sequences["dtype"] == exact], sequences[sequences["dtype"] == timed]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -10,8 +11,12 @@ BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 @cache
 def has_gpu() -> bool:
-    """Whether an NVIDIA device node is there."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
+    """Whether an NVIDIA device node is there and torch is not a build for the CPU only."""
+    try:
+        cpu_build = metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        cpu_build = True
+    return not cpu_build and any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 @cache

@@ -107,6 +107,9 @@ def overlay_recipe(base: dict, recipe: dict) -> dict:
     ):
         # Parameters of one objective mean nothing to another.
         merged["objective"] = {key: theirs[key] for key in ("reduction",) if key in theirs} | ours
+    if isinstance(merged.get("objective"), dict):
+        # Overlays are merged before kinds are compared: null takes a parameter of the other objective out.
+        merged["objective"] = {key: value for key, value in merged["objective"].items() if value is not None}
     return merged
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from draftpool.artefacts import sha256_file
 from draftpool.config import hardware
 from draftpool.config.ids import make_id
 from draftpool.config.load import explain, overlay_recipe
@@ -170,6 +172,12 @@ class Plan:
     def target(self) -> Artefact:
         """The target folder."""
         cfg = self.study.target.model_dump(exclude={"taps", "name"})
+        if self.study.target.source == "path":
+            # Sizes tell most changes of weights and cost nothing at every parse.
+            folder = Path(self.study.target.path)
+            cfg["content"] = {
+                file.name: file.stat().st_size for file in sorted(folder.glob("*.*")) if file.is_file()
+            }
         return Artefact(make_id(self.study.target.name, cfg), cfg)
 
     @cached_property
@@ -180,6 +188,9 @@ class Plan:
             used = sorted({source.archive for source in domain.sources if source.archive})
             cfg = {"domain": name, "seed": self.study.seed} | domain.model_dump()
             cfg["archives"] = {archive: self.study.archives[archive].model_dump() for archive in used}
+            local = sorted({Path(source.path) for source in domain.sources if source.path})
+            if local:
+                cfg["content"] = {str(path): sha256_file(path) for path in local if path.is_file()}
             made[name] = Artefact(make_id(name, cfg), cfg)
         return made
 
@@ -333,6 +344,7 @@ class Plan:
             "drafters": drafters,
             "pool": list(self.study.pool),
             "generalist": self.study.generalist,
+            "temperature": self.study.decode.temperature,
             "compare": [compare.model_dump() for compare in self.study.compare],
             "bootstrap": self.study.bootstrap.model_dump(),
         }

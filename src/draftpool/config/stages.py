@@ -13,6 +13,8 @@ from draftpool.registry import find_registered
 from draftpool.selectors.base import make_selector
 from draftpool.training.objectives.base import make_objective
 
+# Names that stand for something else in tables and in summary.json.
+RESERVED = ("plain", "best_fixed", "best_fixed_query")
 # Selectors that a stage plays whatever its configuration says.
 ALWAYS = {"check_lossless": ("plain", "round_robin"), "decode_live": ("plain", "fixed")}
 
@@ -52,7 +54,9 @@ def check_kinds(plan: Plan) -> None:
         except DraftpoolError as error:
             raise DraftpoolError(str(error), f"drafter `{name}`") from error
     for name, selector in plan.study.selectors.items():
+        if name in RESERVED:
+            raise DraftpoolError("this name is taken", f"config key `selectors.{name}`", "choose another one")
         try:
-            make_selector(selector, list(dict.fromkeys([*plan.study.pool, "plain"])))
+            make_selector(selector, plan.study.pool or list(plan.runs))
         except DraftpoolError as error:
             raise DraftpoolError(str(error), f"config key `selectors.{name}`") from error

@@ -107,7 +107,9 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
         DraftpoolError: If no prompt is short enough.
     """
     device = resolve_device(cfg["device"])
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    # Held-out answers are scored in float32, so they are written in float32 everywhere.
+    half = device.type == "cuda" and cfg["split"] == "train"
+    dtype = torch.bfloat16 if half else torch.float32
     model = load_target(target, cfg["taps"], device, dtype)
     tokenizer = load_tokenizer(target)
     ends = end_ids(tokenizer, model.hf_config)
@@ -129,6 +131,8 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
             made = answer_batch(
                 model, [ids[index] for index in indices], ends, cfg["max_new_tokens"], with_taps=True
             )
+            for answer in made:
+                answer.taps = [torch.cat(answer.taps)]
             answers.update(zip(indices, made, strict=True))
             shown.update(len(indices))
     table, taps, offset = [], [], 0
@@ -148,7 +152,7 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
                 "response_offset": offset + len(answer.prompt),
             }
         )
-        taps.append(torch.cat(answer.taps))
+        taps.append(answer.taps.pop())
         offset += len(answer.prompt) + len(answer.ids) - 1
     tokens = sum(len(row["response_ids"]) for row in table)
     with atomic_dir(out) as folder:

@@ -12,17 +12,19 @@ import torch
 from draftpool import draws
 from draftpool.artefacts import (
     atomic_dir,
-    canonical_json,
+    content_hash,
     read_json,
     write_json,
     write_provenance,
     write_table,
 )
 from draftpool.config.digest import code_digest
+from draftpool.config.ids import make_key
 from draftpool.data.streams import StreamItem
 from draftpool.decoding.engine import Prefilled, Result, Sampling, decode, prefill
 from draftpool.decoding.lossless import first_difference
 from draftpool.decoding.pool import Workbench, load_workbench, named_folders
+from draftpool.decoding.verification import gumbel_noise
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
 from draftpool.registry import find_registered
@@ -57,15 +59,17 @@ def methods_of(cfg: dict) -> list[Method]:
 def _cell_key(method: Method) -> str:
     module = find_registered(PACKAGE, DECORATOR, method.cfg["kind"])
     code = code_digest("draftpool.decoding.live", module)
-    return hashlib.sha256(
-        canonical_json([method.name, method.cfg, method.arms, method.seed, code]).encode()
-    ).hexdigest()[:20]
+    return make_key([method.name, method.cfg, method.arms, method.seed, code])
 
 
-def _scratch(cfg: dict, inputs: list[str], state: Path) -> Path:
-    """Folder of finished cells: its name leaves the selectors out, so that adding one computes one."""
+def _scratch(cfg: dict, content: str, device: torch.device, state: Path) -> Path:
+    """Folder of finished cells: its name leaves the selectors out, so that adding one computes one.
+
+    Cells of another device, number of threads or torch were timed under other conditions and are not used.
+    """
     fixed = {name: value for name, value in cfg.items() if name not in ("selectors", "selector_seeds")}
-    return state.parent / f"live-{hashlib.sha256(canonical_json([fixed, inputs]).encode()).hexdigest()[:12]}"
+    conditions = [str(device), torch.get_num_threads(), torch.__version__]
+    return state.parent / f"live-{make_key([fixed, content, conditions])}"
 
 
 def sha256_of_ids(ids: list[int]) -> str:
@@ -101,6 +105,10 @@ class _Decoder:
         """Rows of every method on one prompt; plain decoding takes its place in the shuffled order."""
         limit = self.cfg["max_new_tokens"]
         start = prefill(self.bench.target, item.ids, limit, self.room)
+        if self.cfg["temperature"] > 0.0:
+            # Drawn before anything is timed: noise belongs to the text, and blocks would pay for more rows of it.
+            for position in range(limit + self.room + 1):
+                gumbel_noise(self.bench.target.head_weight.shape[0], repeat, item.prompt_id, position)
         order = draws.generator("method_order", item.prompt_id, repeat).permutation(len(methods))
         results = {}
         for place in order:
@@ -165,26 +173,29 @@ def decode_live(
     folders = named_folders(cfg, drafters)
     methods = methods_of(cfg)
     keys = [_cell_key(method) for method in methods]
-    scratch = _scratch(cfg, [target.name, *(path.name for path in [*prompts, *drafters])], state)
     bench = load_workbench(cfg, target, folders, getattr(torch, cfg["dtype"]))
+    scratch = _scratch(cfg, content_hash(target, *prompts, *drafters), bench.target.device, state)
+    # At temperature 0 there is one text per prompt.
+    repeats = cfg["repeats"] if cfg["temperature"] > 0.0 else 1
     decoder = _Decoder(bench, cfg)
     items = bench.stream(
         prompts, cfg["max_prompt_tokens"], cfg["prompts_per_domain"], cfg["order"], cfg["stream_seed"]
     )
-    cells, warm = [], False
+    cells, cold = [], True
     with bar(
-        len(items) * cfg["repeats"] * len(methods), f"decode {cfg['stream']} {cfg['dtype']}", "answer"
+        len(items) * repeats * len(methods), f"decode {cfg['stream']} {cfg['dtype']}", "answer"
     ) as shown:
         for item in items:
-            for repeat in range(cfg["repeats"]):
+            for repeat in range(repeats):
                 path = scratch / f"{item.prompt_id}-{repeat}.json"
                 found = read_json(path) if path.exists() else {}
                 missing = [method for method, key in zip(methods, keys, strict=True) if key not in found]
                 shown.update(len(methods) - len(missing))
                 if missing:
-                    if not warm and cfg["warmup_prompts"]:
-                        decoder.warm_up(item, methods)
-                        warm = True
+                    if cold:
+                        for warmup in items[: cfg["warmup_prompts"]]:
+                            decoder.warm_up(warmup, methods)
+                        cold = False
                     if missing[0].name != PLAIN:
                         # The new method is paired with plain decoding measured beside it, not long ago.
                         missing = [methods[0], *missing]

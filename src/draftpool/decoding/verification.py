@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -33,13 +34,14 @@ class Verdict:
     hit_limit: bool
 
 
+@lru_cache(maxsize=1024)
 def gumbel_noise(vocabulary: int, sample_seed: int, prompt_id: str, position: int) -> Tensor:
     """Gumbel noise [vocabulary] for the target's token at one absolute position of an answer.
 
     Keyed by (sample seed, prompt, position), so that the text depends neither on drafter nor on selector.
     """
     uniform = torch.from_numpy(draws.uniform(vocabulary, "gumbel", sample_seed, prompt_id, position))
-    return -torch.log(-torch.log(uniform))
+    return -torch.log(-torch.log(uniform)).float()
 
 
 def target_choices(
@@ -62,7 +64,7 @@ def target_choices(
             gumbel_noise(logits.shape[-1], sample_seed, prompt_id, position + row)
             for row in range(logits.shape[0])
         ]
-        logits = logits.float() / temperature + torch.stack(noise).to(logits.device, torch.float32)
+        logits = logits.float() / temperature + torch.stack(noise).to(logits.device)
     return logits.argmax(dim=-1)
 
 

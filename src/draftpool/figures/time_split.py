@@ -9,7 +9,7 @@ import numpy as np
 from draftpool.analysis.tidy import main_stream, read_meta, read_tidy
 from draftpool.figures import style
 
-PARTS = ("verify", "draft", "evaluate", "switch", "select", "commit", "other")
+PARTS = ("verify", "draft", "evaluate", "switch", "select", "commit")
 
 
 def draw(stats: Path, out: Path) -> None:
@@ -27,7 +27,7 @@ def draw(stats: Path, out: Path) -> None:
     figure, axes = style.panels(1, 1, 1.4 + 0.2 * len(grid))
     plot = axes[0, 0]
     begin = np.zeros(len(grid))
-    for part, colour in zip(PARTS, [*style.COLOURS[:6], "#BBBBBB"], strict=True):
+    for part, colour in zip(PARTS, style.COLOURS[: len(PARTS)], strict=True):
         plot.barh(at, grid[part], left=begin, height=0.7, color=colour, label=part, lw=0)
         begin = begin + grid[part].to_numpy()
     speed = read_tidy(stats, "selectors")
@@ -46,13 +46,13 @@ def draw(stats: Path, out: Path) -> None:
     share = float(rows[rows["selector"] != "plain"].groupby("part")["share"].mean()["draft"])
     note = (
         f"{stream.capitalize()} stream; lines on the totals: {style.percent(meta['confidence'])} bootstrap "
-        f"intervals over {style.counts_text(rows['n'])} prompts. Other: drafter prefill and the loop itself."
+        f"intervals over {style.counts_text(rows['n'])} prompts. Switch: drafter prefill and catch-up."
     )
     style.frame(
         figure,
         f"Drafting takes {style.percent(share)} of decode time, averaged over selectors",
         note,
         plot,
-        columns=7,
+        columns=6,
     )
     style.save(figure, out)

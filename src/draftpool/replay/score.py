@@ -6,15 +6,15 @@ of a greedy text is known without decoding.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from draftpool.artefacts import canonical_json, read_table, write_table
+from draftpool.artefacts import content_hash, read_table, write_table
 from draftpool.config.digest import code_digest
+from draftpool.config.ids import make_key
 from draftpool.decoding.pool import named_folders
 from draftpool.decoding.verification import acceptance_probability
 from draftpool.drafters.block import BlockDrafterModel
@@ -153,13 +153,10 @@ def score_pool(
     }
     with bar(sum(map(len, tables.values())) * len(folders), "score", "answer") as shown:
         for folder, table in tables.items():
-            key = hashlib.sha256(
-                canonical_json(
-                    [cfg["prompts_per_domain"], cfg["taps"], target.name, folder.name, code]
-                ).encode()
-            ).hexdigest()[:12]
+            key = make_key([cfg["prompts_per_domain"], cfg["taps"], content_hash(target, folder), code])
             cells = {
-                name: state.parent / f"score-{key}" / f"{path.name}.parquet" for name, path in folders.items()
+                name: state.parent / f"score-{key}" / f"{content_hash(path)}.parquet"
+                for name, path in folders.items()
             }
             missing = [name for name, cell in cells.items() if not cell.exists()]
             shown.update(len(table) * (len(folders) - len(missing)))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from filelock import FileLock, Timeout
 
-from draftpool.artefacts import atomic_dir, canonical_json, write_provenance
+from draftpool.artefacts import atomic_dir, canonical_json, content_hash, write_provenance
 from draftpool.config.digest import code_digest
 from draftpool.config.hardware import cpu_multiplies_bfloat16
 from draftpool.drafters.block import BlockDrafterModel
@@ -179,7 +179,7 @@ def train_drafter(
         "draftpool.training.train",
         find_registered("draftpool.training.objectives", "register_objective", objective.kind),
     )
-    upstream = [path.name for path in responses] + [target.name, init.name if init else None]
+    upstream = content_hash(target, *responses, *([init] if init else []))
     key = hashlib.sha256(canonical_json([cfg, upstream, code]).encode()).hexdigest()
     state.mkdir(parents=True, exist_ok=True)
     try:
