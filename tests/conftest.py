@@ -6,6 +6,12 @@ import os
 import sys
 from pathlib import Path
 
+from hypothesis import settings
+
+# A busy machine is no fault of the code.
+settings.register_profile("draftpool", deadline=None)
+settings.load_profile("draftpool")
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCES = str(REPOSITORY / "src")
 BESIDE_PYTHON = str(Path(sys.executable).parent)
