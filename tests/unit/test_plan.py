@@ -82,7 +82,7 @@ ANSWERS_AND_BELOW = DRAFTERS_AND_BELOW | {"generate_responses"}
         ({"decode": {"selector_seeds": [0, 1]}}, {"decode_live"}),
         ({"selectors": {"ucb": {"reward": "bd"}}}, {"decode_live"}),
         ({"experiment": "other", "threads": 7, "bootstrap": {"n_resamples": 100}}, set()),
-        ({"drafters": {"general": {"training": {"checkpoint_every": 1}}}}, set()),
+        ({"drafters": {"general": {"training": {"checkpoint_every": 1}}}}, DRAFTERS_AND_BELOW),
         ({"archives": {"unused": TINY["archives"]["pack"] | {"package": "unused"}}}, set()),
     ],
 )
