@@ -51,7 +51,7 @@ PARTS = {
     "scored": True,
     "pool": bool(PLAN.study.pool),
     "live": bool(PLAN.decodes),
-    "sweeps": bool(PLAN.study.sweeps),
+    "sweeps": any(sweep.group != "objective" for sweep in PLAN.study.sweeps.values()),
 }
 FIGURE_NAMES = [name for name, part in figures.FIGURES.items() if PARTS[part]]
 TABLE_NAMES = [name for name, part in tables.TABLES.items() if PARTS[part]]

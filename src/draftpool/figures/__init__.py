@@ -1,6 +1,7 @@
 """One module per figure: ``draw(stats, out)`` reads tidy CSVs only and writes a PNG and, beside it, a PDF."""
 
-# What a study must have for a figure: scored drafters (every study), live decoding, or a sweep with a group.
+# What a study must have for a figure: scored drafters (every study), live decoding, or a sweep along another
+# axis than the objective.
 FIGURES = {
     "heatmap_tau": "scored",
     "objectives": "scored",
