@@ -186,7 +186,7 @@ def content_hash(*paths: Path) -> str:
     for path in paths:
         files = [path] if path.is_file() else sorted(path.rglob("*"))
         for file in files:
-            if file.suffix in (".safetensors", ".parquet", ".jsonl"):
+            if file.suffix in (".safetensors", ".parquet", ".jsonl") or file.name == "config.json":
                 digest.update(f"{file.name}\0{sha256_file(file)}\0".encode())
     return digest.hexdigest()[:16]
 

@@ -19,7 +19,7 @@ from draftpool.decoding.live import decode_live, sha256_of_ids
 from draftpool.errors import DraftpoolError
 
 LIMIT = 8
-# The contract of `docs/tables.md`.
+# The contract of `docs/metrics.md`.
 COMMON = {
     "run_id",
     "stream",

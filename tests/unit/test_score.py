@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from scripted import fresh_draft, run
 from tiny import TAPS, load
 
@@ -19,6 +23,13 @@ from draftpool.replay.score import score_pool
 def _cfg(world, **changes) -> dict:
     drafters = [{"name": name, "id": name} for name in world.names]
     return {"prompts_per_domain": None, "drafters": drafters, "taps": TAPS, "device": "cpu"} | changes
+
+
+def _nudge(weights: Path) -> None:
+    """Change weights a little, as a training under other code would."""
+    state = load_file(weights)
+    state["fuse.weight"] += 0.01
+    save_file(state, weights)
 
 
 @pytest.fixture(scope="module", params=["llama_world", "qwen3_world"])
@@ -142,19 +153,27 @@ def test_a_domain_that_was_scored_is_not_scored_again(llama_world, tmp_path, mon
     assert not (tmp_path / "table.parquet").exists()
     score_pool(*arguments, tmp_path / "table.parquet")
     assert calls == [sorted(world.names)] * 3
-    # Another drafter computes only itself.
+    # Another drafter computes only itself, and so does one made again with other weights under the same name.
     cfg["drafters"].append({"name": "again", "id": "again"})
-    again = tmp_path / "again"
-    again.symlink_to(world.drafters[0])
-    score_pool(*arguments[:3], [*world.drafters, again], tmp_path / "state", tmp_path / "more.parquet")
+    again, tables = tmp_path / "again", []
+    for source in world.drafters[:2]:
+        shutil.rmtree(again, ignore_errors=True)
+        shutil.copytree(source, again)
+        if source == world.drafters[0]:
+            _nudge(again / "model.safetensors")
+        score_pool(*arguments[:3], [*world.drafters, again], tmp_path / "state", tmp_path / "more.parquet")
+        tables.append(read_table(tmp_path / "more.parquet"))
+    # The second time the weights are those of `small`, which are known.
     assert calls[3:] == [["again"]] * 2
-    table = read_table(tmp_path / "more.parquet")
+    table = tables[1]
     assert not table.duplicated(["prompt_id", "drafter", "position"]).any()
-    columns = ["prompt_id", "position", "accepted"]
+    columns = ["prompt_id", "position", "accepted", "reward_bd"]
     first, second = (
-        table[table.drafter == name][columns].reset_index(drop=True) for name in ("wide", "again")
+        table[table.drafter == name][columns].reset_index(drop=True) for name in ("small", "again")
     )
     pd.testing.assert_frame_equal(first, second)
+    before = tables[0][tables[0].drafter == "again"][columns].reset_index(drop=True)
+    assert not before.equals(second)
     pd.testing.assert_frame_equal(
         read_table(tmp_path / "table.parquet"), table[table.drafter != "again"].reset_index(drop=True)
     )
