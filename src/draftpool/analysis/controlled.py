@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import yaml
 
 from draftpool.artefacts import read_json
-from draftpool.config.load import read_yaml
 
 
 def controlled(cfg: dict, training: dict[str, Path]) -> pd.DataFrame:
@@ -31,7 +31,7 @@ def controlled(cfg: dict, training: dict[str, Path]) -> pd.DataFrame:
                 continue
             folders = [training[name] for name in names]
             made = [read_json(folder / "provenance.json") for folder in folders]
-            resolved = [read_yaml(folder / "resolved.yaml") for folder in folders]
+            resolved = [yaml.safe_load((folder / "resolved.yaml").read_text()) for folder in folders]
             differs = sorted(key for key in resolved[0] if resolved[0][key] != resolved[1].get(key))
             same_start = made[0]["initial_parameters"] == made[1]["initial_parameters"]
             same_order = made[0]["data_order"] == made[1]["data_order"]
