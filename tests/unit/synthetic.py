@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from draftpool.artefacts import write_json, write_table
+from draftpool.artefacts import write_json, write_provenance, write_table
+
+HASHES = {"initial_parameters": "0123456789abcdef", "data_order": "fedcba9876543210"}
 
 DOMAINS = ["code", "maths", "sql", "summarisation", "rag", "qa"]
 BASE = {"code": 0.34, "maths": 0.48, "sql": 0.42, "summarisation": 0.18, "rag": 0.2, "qa": 0.26}
@@ -189,7 +191,7 @@ def decode(
                 }
                 own = _decode_one(cells, cfg["pool"], answer, selector, best, n, rng)
                 steps += [{**head, **row} for row in own]
-                wall = sum(sum(row[key] for key in row if key.startswith("t_")) for row in own) + 0.004
+                wall = sum(sum(row[key] for key in row if key.startswith("t_")) for row in own)
                 sequences.append(
                     {
                         **head,
@@ -310,6 +312,9 @@ def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, liv
         training[entry["name"]] = folder / entry["name"]
         training[entry["name"]].mkdir()
         training_log(entry, number).to_csv(training[entry["name"]] / "training.csv", index=False)
+        write_provenance(
+            training[entry["name"]], {"objective": entry["objective"], "seed": entry["seed"]}, HASHES
+        )
     write_json(folder / "lossless.json", LOSSLESS)
     answers = acceptance.groupby(["prompt_id", "domain"]).agg(n=("position", "max")).reset_index()
     rng = np.random.default_rng(1)

@@ -418,7 +418,7 @@ def test_default_domains_from_the_real_archives():
     blocks = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     assert set(blocks["domains"]) == {"code", "maths", "sql", "summarisation", "rag", "qa"}
     for name, block in blocks["domains"].items():
-        cfg = {"domain": name, "seed": 0, "train": 150, "eval": 24, "archives": blocks["archives"]} | block
+        cfg = {"domain": name, "seed": 0, "archives": blocks["archives"]} | block | {"train": 150, "eval": 24}
         train, held_out, counts = choose_prompts(cfg)
         assert len(train) == 150 and len(held_out) == 24, counts
         assert {key for c in train for key in c.groups}.isdisjoint(key for c in held_out for key in c.groups)
