@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from filelock import FileLock, Timeout
 
-from draftpool.artefacts import atomic_dir, canonical_json, content_hash, write_provenance
+from draftpool.artefacts import atomic_dir, content_hash, write_provenance
 from draftpool.config.digest import code_digest
 from draftpool.config.hardware import cpu_multiplies_bfloat16
+from draftpool.config.ids import make_key
 from draftpool.drafters.block import BlockDrafterModel
 from draftpool.drafters.block_config import config_for, mask_token, reduced_vocabulary, save_drafter
 from draftpool.errors import DraftpoolError
@@ -180,7 +181,7 @@ def train_drafter(
         find_registered("draftpool.training.objectives", "register_objective", objective.kind),
     )
     upstream = content_hash(target, *responses, *([init] if init else []))
-    key = hashlib.sha256(canonical_json([cfg, upstream, code]).encode()).hexdigest()
+    key = make_key([cfg, upstream, code])
     state.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(state / "lock", timeout=0):
