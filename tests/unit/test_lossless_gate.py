@@ -22,7 +22,11 @@ def _named(world) -> list[dict]:
 
 def _lossless_cfg(world, **changes) -> dict:
     cfg = {"prompts_per_domain": 2, "max_new_tokens": 24, "max_prompt_tokens": 20, "bfloat16_prompts": 3}
-    return cfg | {"drafters": _named(world), "taps": TAPS, "device": "cpu", "seed": 0} | changes
+    return (
+        cfg
+        | {"drafters": _named(world), "taps": TAPS, "backend": "fast", "device": "cpu", "seed": 0}
+        | changes
+    )
 
 
 @pytest.mark.parametrize("world", ["llama_world", "qwen3_world"])

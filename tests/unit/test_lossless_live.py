@@ -84,7 +84,7 @@ def _live_cfg(world, **changes) -> dict:
         "temperature": 0.0,
         "repeats": 1,
     }
-    return cfg | {"warmup_prompts": 1, "taps": TAPS, "device": "cpu"} | changes
+    return cfg | {"warmup_prompts": 1, "taps": TAPS, "backend": "fast", "device": "cpu"} | changes
 
 
 # --- live decoding --------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ ANSWERS_AND_BELOW = DRAFTERS_AND_BELOW | {"generate_responses"}
     [
         ({"target": {"path": "models/other"}}, ANSWERS_AND_BELOW | {"fetch_target"}),
         ({"target": {"taps": [0, 1]}}, ANSWERS_AND_BELOW),
+        ({"target": {"backend": "transformers"}}, ANSWERS_AND_BELOW),
         ({"domains": {"maths": {"max_prompt_chars": 10}}}, ANSWERS_AND_BELOW | {"prepare_prompts"}),
         ({"archives": {"pack": {"sha256": "1" * 64}}}, ANSWERS_AND_BELOW | {"prepare_prompts"}),
         ({"responses": {"max_new_tokens": 9}}, ANSWERS_AND_BELOW),

@@ -22,7 +22,13 @@ from draftpool.replay.score import score_pool
 
 def _cfg(world, **changes) -> dict:
     drafters = [{"name": name, "id": name} for name in world.names]
-    return {"prompts_per_domain": None, "drafters": drafters, "taps": TAPS, "device": "cpu"} | changes
+    return {
+        "prompts_per_domain": None,
+        "drafters": drafters,
+        "taps": TAPS,
+        "backend": "fast",
+        "device": "cpu",
+    } | changes
 
 
 def _nudge(weights: Path) -> None:

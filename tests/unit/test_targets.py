@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import (
     FAMILIES,
     LAYERS,
@@ -19,6 +21,7 @@ from tiny import (
     token_ids,
     tokenizer,
 )
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftpool.artefacts import read_json
 from draftpool.errors import DraftpoolError
@@ -26,7 +29,7 @@ from draftpool.targets.base import check_taps, default_taps
 from draftpool.targets.fast import FastTarget
 from draftpool.targets.fetch import fetch_target
 from draftpool.targets.hub import TransformersTarget
-from draftpool.targets.load import end_ids, load_target, load_tokenizer, prompt_ids
+from draftpool.targets.load import end_ids, load_target, load_tokenizer, load_weights, prompt_ids
 
 TAPS = [0, 2]
 CPU = torch.device("cpu")
@@ -350,8 +353,6 @@ def test_d17_a_padded_vocabulary_is_accepted(targets, tmp_path) -> None:
 def _break(folder, how: str) -> None:
     weights = folder / "model.safetensors"
     if how == "pickle":
-        from safetensors.torch import load_file
-
         torch.save(load_file(weights), folder / "pytorch_model.bin")
         weights.unlink()
     elif how == "cut short":
@@ -376,3 +377,46 @@ def test_damaged_folders_are_refused_in_one_line(how, targets, tmp_path) -> None
             tmp_path / "in", None, CPU, torch.float32
         )
     assert "delete the folder and run snakemake again" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def _same_logits(folder: Path, other: Path) -> None:
+    ids = torch.tensor([token_ids(7)])
+    made = [load(path).forward(ids, load(path).new_cache(8)).logits for path in (folder, other)]
+    assert torch.equal(*made)
+
+
+def test_shards_are_read_like_one_file(targets, tmp_path) -> None:
+    shutil.copytree(targets.qwen3, tmp_path / "sharded")
+    (tmp_path / "sharded" / "model.safetensors").unlink()
+    reference_of(targets.qwen3).save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    assert len(list((tmp_path / "sharded").glob("model-*.safetensors"))) > 1
+    _same_logits(targets.qwen3, tmp_path / "sharded")
+
+
+def test_a_missing_tensor_is_named(targets, tmp_path) -> None:
+    shutil.copytree(targets.llama, tmp_path / "in")
+    weights = load_file(tmp_path / "in" / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "in" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DraftpoolError, match=r"no tensor 'model.layers.1.mlp.up_proj.weight'.* -> delete"):
+        load(tmp_path / "in")
+
+
+def test_the_backend_can_be_chosen(targets) -> None:
+    slow = load_target(targets.llama, None, CPU, torch.float32, "transformers")
+    assert isinstance(slow, TransformersTarget) and not slow.supports_batches
+    ids = torch.tensor([token_ids(9)])
+    fast = load(targets.llama)
+    ours, theirs = (model.forward(ids, model.new_cache(9)) for model in (fast, slow))
+    assert (ours.logits - theirs.logits).abs().max() <= 1e-4
+    assert (ours.taps - theirs.taps).abs().max() <= 1e-4
+
+
+def test_families_with_other_tensor_names_give_their_weights_too(tmp_path) -> None:
+    config = AutoConfig.for_model("gpt2", n_layer=2, n_embd=16, n_head=2, vocab_size=50, n_positions=16)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    weights = load_weights(tmp_path, torch.float32)
+    assert torch.equal(weights.embedding(), model.transformer.wte.weight)
+    assert torch.equal(weights.head(weights.embedding()), model.lm_head.weight)
+    assert "model.embed_tokens.weight" not in weights and len(weights) == len(list(weights))

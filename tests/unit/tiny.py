@@ -150,7 +150,7 @@ def responses_cfg(**changes) -> dict:
         "max_prompt_tokens": 20,
         "batch_sequences": 4,
     }
-    return cfg | {"taps": TAPS, "device": "cpu"} | changes
+    return cfg | {"taps": TAPS, "backend": "fast", "device": "cpu"} | changes
 
 
 def training_cfg(steps: int = 60, objective: dict | None = None, **changes) -> dict:

@@ -59,6 +59,12 @@ class Target(Strict):
         "drafters. Empty: 5 layers spread from the 2nd to the 3rd-to-last (DFlash, section 4).",
     )
 
+    backend: Literal["fast", "transformers"] = Field(
+        "fast",
+        description="`fast`: our own forward pass (Llama, Qwen2 and Qwen3 families; others fall back with a "
+        "warning). `transformers`: the library's, one sequence at a time.",
+    )
+
     @model_validator(mode="after")
     def _source_has_its_fields(self):
         needs = {"package": ("archive", "member"), "hub": ("model_id",), "path": ("path",)}[self.source]

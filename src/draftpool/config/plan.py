@@ -171,7 +171,7 @@ class Plan:
     @cached_property
     def target(self) -> Artefact:
         """The target folder."""
-        cfg = self.study.target.model_dump(exclude={"taps", "name"})
+        cfg = self.study.target.model_dump(exclude={"taps", "name", "backend"})
         if self.study.target.source == "path":
             # Sizes tell most changes of weights and cost nothing at every parse.
             folder = Path(self.study.target.path)
@@ -206,6 +206,7 @@ class Plan:
                     "domain": name,
                     "split": split,
                     "taps": self.study.target.taps,
+                    "backend": self.study.target.backend,
                     "device": self.study.device,
                 }
                 inputs = {"target": self.target.id, "prompts": prompts.id}
@@ -252,6 +253,7 @@ class Plan:
         cfg = self.study.score.model_dump() | {
             "drafters": self._named_drafters(self.runs),
             "taps": self.study.target.taps,
+            "backend": self.study.target.backend,
             "device": self.study.device,
         }
         inputs = {
@@ -276,6 +278,7 @@ class Plan:
         cfg = self.study.lossless.model_dump() | {
             "drafters": self._named_drafters(self.live_drafters),
             "taps": self.study.target.taps,
+            "backend": self.study.target.backend,
             "max_prompt_tokens": self.study.responses.max_prompt_tokens,
             "device": self.study.device,
             "seed": self.study.seed,
@@ -310,6 +313,7 @@ class Plan:
                     "drafters": self._named_drafters(self.live_drafters),
                     "selectors": self.study.selectors,
                     "taps": self.study.target.taps,
+                    "backend": self.study.target.backend,
                     "device": self.study.device,
                     "max_prompt_tokens": self.study.responses.max_prompt_tokens,
                 } | self.study.decode.model_dump(exclude={"streams", "dtypes"})

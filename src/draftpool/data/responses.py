@@ -98,7 +98,7 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
     `prompt_offset` (prompt) and `response_offset` (answer, last token left out).
 
     Args:
-        cfg: `domain`, `split`, `max_new_tokens`, `max_prompt_tokens`, `batch_sequences`, `taps`, `device`.
+        cfg: `domain`, `split`, `max_new_tokens`, `max_prompt_tokens`, `batch_sequences`, `taps`, `backend`, `device`.
         target: Target folder.
         prompts: Prompt folder of the domain.
         out: Folder to write.
@@ -110,7 +110,7 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
     # Held-out answers are scored in float32, so they are written in float32 everywhere.
     half = device.type == "cuda" and cfg["split"] == "train"
     dtype = torch.bfloat16 if half else torch.float32
-    model = load_target(target, cfg["taps"], device, dtype)
+    model = load_target(target, cfg["taps"], device, dtype, cfg["backend"])
     tokenizer = load_tokenizer(target)
     ends = end_ids(tokenizer, model.hf_config)
     rows = read_jsonl(prompts / f"{cfg['split']}.jsonl")

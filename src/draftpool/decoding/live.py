@@ -158,7 +158,7 @@ def decode_live(
     Args:
         cfg: `stream`, `domains`, `prompts_per_domain`, `order`, `stream_seed`, `dtype`, `pool`, `drafters`,
             `selectors`, `selector_seeds`, `max_new_tokens`, `max_prompt_tokens`, `temperature`, `repeats`,
-            `warmup_prompts`, `taps`, `device`.
+            `warmup_prompts`, `taps`, `backend`, `device`.
         target: Target folder.
         prompts: Prompt folders, one a domain.
         drafters: Drafter folders in the order of `cfg["drafters"]`.

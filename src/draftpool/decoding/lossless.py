@@ -112,8 +112,8 @@ def check_lossless(cfg: dict, target: Path, prompts: list[Path], drafters: list[
     """Write `lossless.json`, or fail.
 
     Args:
-        cfg: `prompts_per_domain`, `max_new_tokens`, `max_prompt_tokens`, `bfloat16_prompts`, `drafters`, `taps`,
-            `device`, `seed`.
+        cfg: `prompts_per_domain`, `max_new_tokens`, `max_prompt_tokens`, `bfloat16_prompts`, `drafters`,
+            `taps`, `backend`, `device`, `seed`.
         target: Target folder.
         prompts: Prompt folders, one a domain.
         drafters: Drafter folders in the order of `cfg["drafters"]`.

@@ -59,7 +59,7 @@ def load_workbench(cfg: dict, target: Path, drafters: dict[str, Path], dtype: to
     Raises:
         DraftpoolError: If the target or a drafter cannot be loaded or does not fit.
     """
-    model = load_target(target, cfg["taps"], resolve_device(cfg["device"]), dtype)
+    model = load_target(target, cfg["taps"], resolve_device(cfg["device"]), dtype, cfg["backend"])
     tokenizer = load_tokenizer(target)
     loaded = {name: BlockDrafter(name, load_model(folder, model)) for name, folder in drafters.items()}
     return Workbench(model, tokenizer, end_ids(tokenizer, model.hf_config), loaded)

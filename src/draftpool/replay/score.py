@@ -132,7 +132,7 @@ def score_pool(
     """Write the acceptance table `acceptance.parquet` (columns in `docs/metrics.md`).
 
     Args:
-        cfg: `prompts_per_domain`, `drafters`, `taps`, `device`.
+        cfg: `prompts_per_domain`, `drafters`, `taps`, `backend`, `device`.
         target: Target folder.
         responses: Response folders of the held-out prompts, one a domain.
         drafters: Drafter folders in the order of `cfg["drafters"]`.
@@ -145,7 +145,7 @@ def score_pool(
     folders = named_folders(cfg, drafters)
     code = code_digest("draftpool.replay.score")
     device = resolve_device(cfg["device"])
-    model = load_target(target, cfg["taps"], device, torch.float32)
+    model = load_target(target, cfg["taps"], device, torch.float32, cfg["backend"])
     parts, loaded = [], {}
     tables = {
         folder: read_table(folder / "responses.parquet").head(cfg["prompts_per_domain"])
@@ -153,7 +153,9 @@ def score_pool(
     }
     with bar(sum(map(len, tables.values())) * len(folders), "score", "answer") as shown:
         for folder, table in tables.items():
-            key = make_key([cfg["prompts_per_domain"], cfg["taps"], content_hash(target, folder), code])
+            key = make_key(
+                [cfg["prompts_per_domain"], cfg["taps"], cfg["backend"], content_hash(target, folder), code]
+            )
             cells = {
                 name: state.parent / f"score-{key}" / f"{content_hash(path)}.parquet"
                 for name, path in folders.items()

@@ -9,6 +9,7 @@ from torch import Tensor
 from draftpool.targets.base import Logits, TargetOutput
 from draftpool.targets.cache import KeyValueCache
 from draftpool.targets.linear import FrozenLinear
+from draftpool.targets.weights import TargetWeights
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -62,7 +63,7 @@ def grouped_attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tenso
 
 
 class _Layer:
-    def __init__(self, state: dict[str, Tensor], prefix: str):
+    def __init__(self, state: TargetWeights, prefix: str):
         def fused(*names: str) -> FrozenLinear:
             weights = [state[f"{prefix}{name}.weight"] for name in names]
             biases = [state.get(f"{prefix}{name}.bias") for name in names]
@@ -79,23 +80,27 @@ class _Layer:
 
 
 class FastTarget:
-    """The target on the fast path; weights are taken from a transformers model, which may be dropped afterwards."""
+    """The target on the fast path.
+
+    Args:
+        config: The model's transformers configuration.
+        state: Its weights; they decide device and dtype.
+        taps: Layers whose output drafters read.
+    """
 
     supports_batches = True
 
-    def __init__(self, model: torch.nn.Module, taps: list[int]):
-        config = model.config
-        state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    def __init__(self, config, state: TargetWeights, taps: list[int]):
         self.hf_config = config
         self.taps = taps
-        self.embedding = state["model.embed_tokens.weight"]
+        self.embedding = state.embedding()
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.eps = config.rms_norm_eps
         self.layers = [_Layer(state, f"model.layers.{index}.") for index in range(config.num_hidden_layers)]
         self.norm = state["model.norm.weight"]
-        self.head_weight = model.get_output_embeddings().weight.detach()
+        self.head_weight = state.head(self.embedding)
         self.head = FrozenLinear(self.head_weight)
         theta = config.rope_parameters["rope_theta"]
         self.cos, self.sin = rotary_tables(

@@ -12,6 +12,7 @@ from draftpool.errors import DraftpoolError
 from draftpool.targets.base import TargetModel, check_taps
 from draftpool.targets.fast import FastTarget, unsupported_reason
 from draftpool.targets.hub import TransformersTarget
+from draftpool.targets.weights import DELETE_TARGET, EMBEDDING, ModelWeights, TargetWeights, read_config
 
 
 def resolve_device(device: str) -> torch.device:
@@ -38,13 +39,38 @@ def synchronise(device: torch.device) -> None:
 
 
 def load_target(
-    folder: Path, taps: list[int] | None, device: torch.device, dtype: torch.dtype
+    folder: Path, taps: list[int] | None, device: torch.device, dtype: torch.dtype, backend: str = "fast"
 ) -> TargetModel:
     """Load the target model.
+
+    Args:
+        folder: Target folder.
+        taps: Layers whose output drafters read; None for the default ones.
+        device: Where it runs.
+        dtype: Type of its weights.
+        backend: `fast`, where the family is supported, or `transformers`.
 
     Raises:
         DraftpoolError: If the folder holds no loadable model or the taps do not fit.
     """
+    config = read_config(folder)
+    taps = check_taps(taps, config.num_hidden_layers)
+    reason = unsupported_reason(config)
+    if backend == "fast":
+        if reason is None:
+            try:
+                return FastTarget(config, TargetWeights(folder, dtype, device), taps)
+            except KeyError as error:
+                raise DraftpoolError(
+                    f"cannot load the target (no tensor {error})", str(folder), DELETE_TARGET
+                ) from error
+        warnings.warn(
+            f"the fast backend does not run this target ({reason}); using transformers", stacklevel=2
+        )
+    return TransformersTarget(_load_transformers(folder, device, dtype), taps)
+
+
+def _load_transformers(folder: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -55,16 +81,20 @@ def load_target(
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         message = str(error).splitlines()[0]
-        raise DraftpoolError(
-            f"cannot load the target ({message})", str(folder), "delete the folder and run snakemake again"
-        ) from error
-    model = model.to(device).eval()
-    taps = check_taps(taps, model.config.num_hidden_layers)
-    reason = unsupported_reason(model.config)
-    if reason is None:
-        return FastTarget(model, taps)
-    warnings.warn(f"the fast backend does not run this target ({reason}); using transformers", stacklevel=2)
-    return TransformersTarget(model, taps)
+        raise DraftpoolError(f"cannot load the target ({message})", str(folder), DELETE_TARGET) from error
+    return model.to(device).eval()
+
+
+def load_weights(folder: Path, dtype: torch.dtype) -> TargetWeights:
+    """Tensors of a target folder on the CPU, without building the model where its tensors have the usual names.
+
+    Raises:
+        DraftpoolError: If a file is missing or damaged.
+    """
+    weights = TargetWeights(folder, dtype)
+    if EMBEDDING in weights:
+        return weights
+    return ModelWeights(_load_transformers(folder, torch.device("cpu"), dtype))
 
 
 def load_tokenizer(folder: Path):
@@ -78,9 +108,7 @@ def load_tokenizer(folder: Path):
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise DraftpoolError(
-            "no tokenizer in the target folder", str(folder), "delete the folder and run snakemake again"
-        ) from error
+        raise DraftpoolError("no tokenizer in the target folder", str(folder), DELETE_TARGET) from error
 
 
 def prompt_ids(tokenizer, messages: list[dict]) -> list[int]:

@@ -6,12 +6,12 @@ import hashlib
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from draftpool import draws
 from draftpool.drafters.block import BlockDrafterModel
 from draftpool.drafters.block_config import load_weights, read_drafter
 from draftpool.errors import DraftpoolError
+from draftpool.targets.weights import TargetWeights
 
 PARTS = {
     "input_norm.weight": "input_layernorm.weight",
@@ -35,7 +35,7 @@ def start_random(model: BlockDrafterModel, seed: int) -> None:
                 parameter.zero_()
 
 
-def start_from_target(model: BlockDrafterModel, state: dict[str, Tensor], seed: int) -> None:
+def start_from_target(model: BlockDrafterModel, state: TargetWeights, seed: int) -> None:
     """Copy the target's deepest layers; the fusion starts as the identity on the deepest tap.
 
     The fusion's norm starts from the deepest layer's input norm, so that the deepest draft layer sees nearly the

@@ -25,7 +25,8 @@ from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
 from draftpool.registry import find_registered
 from draftpool.targets.base import check_taps
-from draftpool.targets.load import load_tokenizer, resolve_device, synchronise
+from draftpool.targets.load import load_tokenizer, load_weights, resolve_device, synchronise
+from draftpool.targets.weights import read_config
 from draftpool.training.batches import Batch, ResponseSet, make_batch
 from draftpool.training.checkpoint import load_checkpoint, save_checkpoint
 from draftpool.training.initialise import parameter_hash, start_from_drafter, start_from_target, start_random
@@ -63,26 +64,22 @@ def new_model(
     cfg: dict, target: Path, responses: ResponseSet, init: Path | None, device: torch.device
 ) -> BlockDrafterModel:
     """Build a drafter beside its target and give it its first weights."""
-    from transformers import AutoModelForCausalLM
-
-    hf = AutoModelForCausalLM.from_pretrained(
-        target, dtype=torch.float32, local_files_only=True, use_safetensors=True
-    )
-    taps = check_taps(cfg["taps"], hf.config.num_hidden_layers)
+    weights = load_weights(target, torch.float32)
+    target_config = read_config(target)
+    taps = check_taps(cfg["taps"], target_config.num_hidden_layers)
     shape = cfg["model"]
     config = config_for(
-        hf.config, taps, mask_token(load_tokenizer(target)), shape["n_layers"], shape["block_size"]
+        target_config, taps, mask_token(load_tokenizer(target)), shape["n_layers"], shape["block_size"]
     )
-    vocabulary = reduced_vocabulary(responses.answers(), shape["draft_vocab"], hf.config.vocab_size)
-    state = {name: tensor.detach() for name, tensor in hf.state_dict().items()}
-    head = hf.get_output_embeddings().weight.detach()[vocabulary]
-    model = BlockDrafterModel(config, hf.get_input_embeddings().weight.detach(), head, vocabulary)
+    vocabulary = reduced_vocabulary(responses.answers(), shape["draft_vocab"], target_config.vocab_size)
+    embedding = weights.embedding()
+    model = BlockDrafterModel(config, embedding, weights.head(embedding)[vocabulary], vocabulary)
     if cfg["init"] == "drafter":
         start_from_drafter(model, init)
     elif cfg["init"] == "random":
         start_random(model, cfg["seed"])
     else:
-        start_from_target(model, state, cfg["seed"])
+        start_from_target(model, weights, cfg["seed"])
     return model.to(device)
 
 
