@@ -49,7 +49,7 @@ def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
         "fetch_target": 1,
         "prepare_prompts": len(DOMAINS),
         "generate_responses": 2 * len(DOMAINS),
-        "train_drafter": 3 + len(DOMAINS),
+        "train_drafter": 3 + len(overlay["drafters"]["specialist"]["domains"]),
         "check_lossless": 1,
         "score_pool": 1,
         "compute_stats": 1,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftpool import draws
+from draftpool.decoding.evaluation import PoolEvaluation
 from draftpool.decoding.feedback import PendingLosses
 from draftpool.decoding.verification import Verdict, acceptance_probability, match, target_choices
 from draftpool.drafters.base import Draft, Drafter
@@ -129,11 +131,14 @@ class _Sequence:
         drafter, read, end = self.arms[arm], self.read[arm], self.anchor_place
         if drafter is None or read == end:
             return
-        tokens = (self.start.prompt + self.answer)[read:end]
-        taps = self.start.taps[read:end]
-        ids = torch.tensor(tokens, device=self.target.device)
-        drafter.prefill(ids, taps) if read == 0 else drafter.catch_up(ids, taps)
+        unread = self.unread(read)
+        drafter.prefill(*unread) if read == 0 else drafter.catch_up(*unread)
         self.read[arm] = end
+
+    def unread(self, read: int) -> tuple[Tensor, Tensor]:
+        """Ids and taps of the committed tokens from place ``read`` up to the anchor."""
+        tokens = (self.start.prompt + self.answer)[read : self.anchor_place]
+        return torch.tensor(tokens, device=self.target.device), self.start.taps[read : self.anchor_place]
 
     def verify(self, draft_ids: list[int]) -> Tensor:
         """Target logits [k + 1, vocabulary] after the anchor and every draft token; taps are kept."""
@@ -165,6 +170,7 @@ def decode(
     prompt_id: str,
     selector_seed: int = 0,
     keep_margins: bool = False,
+    evaluation: PoolEvaluation | None = None,
 ) -> Result:
     """Decode one answer under one selector.
 
@@ -178,6 +184,7 @@ def decode(
         prompt_id: Keys the draws of text and selector.
         selector_seed: Keys the draws of the selector.
         keep_margins: Also keep the target's top-2 margin of every committed token (for half precision).
+        evaluation: Evaluates these arms for a full-information selector; made here if it is not given.
 
     Returns:
         The answer; the token sampled at prefill belongs to no round.
@@ -188,6 +195,9 @@ def decode(
     pending = PendingLosses(k_pool)
     available = np.ones((1, len(names)), dtype=bool)
     sequence = _Sequence(start, target, arms, sampling)
+    if selector.needs == "full":
+        evaluation = evaluation or PoolEvaluation(arms, target.head_weight)
+        evaluation.reset(start.length + sampling.max_new_tokens)
     first = target_choices(start.first_logits, sampling.temperature, sampling.sample_seed, prompt_id, 0)
     sequence.answer.append(int(first[0]))
     if keep_margins:
@@ -201,20 +211,23 @@ def decode(
         chosen, propensity = selector.select(t, available, keys)
         arm = int(chosen[0])
         clock.lap("t_select")
-        sequence.catch_up(names[arm])
-        clock.lap("t_switch")
-        draft = _draft(arms[names[arm]], sequence)
-        draft_ids = [] if draft is None else draft.ids.tolist()
-        clock.lap("t_draft")
         if selector.needs == "full":
-            proposals = []
-            for index, name in enumerate(names):
-                if index != arm:
-                    sequence.catch_up(name)
-                other = draft if index == arm else _draft(arms[name], sequence)
-                proposals.append([] if other is None else other.ids.tolist())
+            # The evaluation holds the chosen arm's draft too, so nothing is drafted twice.
+            drafts = evaluation.evaluate(
+                sequence.answer[-1], sequence.anchor_place, sequence.unread, sequence.catch_up
+            )
+            draft = drafts[names[arm]]
+            proposals = _proposals(drafts.values())
             pending.add(t, len(sequence.answer), proposals)
+            draft_ids = proposals[arm]
             clock.lap("t_evaluate")
+        else:
+            sequence.catch_up(names[arm])
+            clock.lap("t_switch")
+            drafter = arms[names[arm]]
+            draft = None if drafter is None else drafter.draft(sequence.answer[-1])
+            (draft_ids,) = _proposals([draft])
+            clock.lap("t_draft")
         logits = sequence.verify(draft_ids)
         choices = target_choices(
             logits, sampling.temperature, sampling.sample_seed, prompt_id, len(sequence.answer)
@@ -270,8 +283,14 @@ def decode(
     return result
 
 
-def _draft(drafter: Drafter | None, sequence: _Sequence) -> Draft | None:
-    return None if drafter is None else drafter.draft(sequence.answer[-1])
+def _proposals(drafts: Iterable[Draft | None]) -> list[list[int]]:
+    """Proposed ids of every draft; plain decoding proposes none. One transfer from the device for all."""
+    drafts = list(drafts)
+    lengths = [0 if draft is None else len(draft.ids) for draft in drafts]
+    if not any(lengths):
+        return [[] for _ in drafts]
+    flat = iter(torch.cat([draft.ids for draft in drafts if draft is not None]).tolist())
+    return [list(islice(flat, length)) for length in lengths]
 
 
 def _reward_bd(draft: Draft | None, logits: Tensor, verdict: Verdict) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +23,7 @@ from draftpool.config.digest import code_digest
 from draftpool.config.ids import make_key
 from draftpool.data.streams import StreamItem
 from draftpool.decoding.engine import Prefilled, Result, Sampling, decode, prefill
+from draftpool.decoding.evaluation import PoolEvaluation
 from draftpool.decoding.lossless import first_difference
 from draftpool.decoding.pool import Workbench, load_workbench, named_folders
 from draftpool.decoding.verification import gumbel_noise
@@ -43,6 +45,13 @@ class Method:
     arms: list[str]
     seed: int
 
+    @cached_property
+    def key(self) -> str:
+        """Names this method's cells: its configuration and the code it runs."""
+        module = find_registered(PACKAGE, DECORATOR, self.cfg["kind"])
+        code = code_digest("draftpool.decoding.live", module)
+        return make_key([self.name, self.cfg, self.arms, self.seed, code])
+
 
 def methods_of(cfg: dict) -> list[Method]:
     """Plain decoding, every drafter alone, and every selector at every seed."""
@@ -54,12 +63,6 @@ def methods_of(cfg: dict) -> list[Method]:
     for name, selector in cfg["selectors"].items():
         methods += [Method(name, selector, list(cfg["pool"]), seed) for seed in cfg["selector_seeds"]]
     return methods
-
-
-def _cell_key(method: Method) -> str:
-    module = find_registered(PACKAGE, DECORATOR, method.cfg["kind"])
-    code = code_digest("draftpool.decoding.live", module)
-    return make_key([method.name, method.cfg, method.arms, method.seed, code])
 
 
 def _scratch(cfg: dict, content: str, device: torch.device, state: Path) -> Path:
@@ -86,6 +89,9 @@ class _Decoder:
         # Drafters outside the pool decode too, and may draft longer blocks than the scale of the rewards.
         self.room = max(drafter.k for drafter in bench.drafters.values())
         self.half = cfg["dtype"] != "float32"
+        self.evaluation = PoolEvaluation(
+            {name: bench.drafters[name] for name in cfg["pool"]}, bench.target.head_weight
+        )
 
     def run(self, method: Method, item: StreamItem, repeat: int, start: Prefilled, limit: int) -> Result:
         arms = {name: self.bench.drafters.get(name) for name in method.arms}
@@ -93,7 +99,16 @@ class _Decoder:
         selector = make_selector(method.cfg, method.arms)
         keep = self.half and method.name == PLAIN
         return decode(
-            self.bench.target, start, arms, selector, sampling, self.k_pool, item.prompt_id, method.seed, keep
+            self.bench.target,
+            start,
+            arms,
+            selector,
+            sampling,
+            self.k_pool,
+            item.prompt_id,
+            method.seed,
+            keep,
+            self.evaluation if method.arms == list(self.cfg["pool"]) else None,
         )
 
     def warm_up(self, item: StreamItem, methods: list[Method]) -> None:
@@ -116,7 +131,7 @@ class _Decoder:
             shown.update(1)
         plain = next(results[place] for place in order if methods[place].name == PLAIN)
         return {
-            _cell_key(methods[place]): self._rows(methods[place], item, repeat, results[place], plain, start)
+            methods[place].key: self._rows(methods[place], item, repeat, results[place], plain, start)
             for place in order
         }
 
@@ -172,7 +187,6 @@ def decode_live(
     read_json(lossless)
     folders = named_folders(cfg, drafters)
     methods = methods_of(cfg)
-    keys = [_cell_key(method) for method in methods]
     bench = load_workbench(cfg, target, folders, getattr(torch, cfg["dtype"]))
     scratch = _scratch(cfg, content_hash(target, *prompts, *drafters), bench.target.device, state)
     # At temperature 0 there is one text per prompt.
@@ -189,7 +203,7 @@ def decode_live(
             for repeat in range(repeats):
                 path = scratch / f"{item.prompt_id}-{repeat}.json"
                 found = read_json(path) if path.exists() else {}
-                missing = [method for method, key in zip(methods, keys, strict=True) if key not in found]
+                missing = [method for method in methods if method.key not in found]
                 shown.update(len(methods) - len(missing))
                 if missing:
                     if cold:
@@ -202,7 +216,7 @@ def decode_live(
                         shown.update(-1)
                     found |= decoder.prompt(item, repeat, missing, shown)
                     write_json(path, found)
-                cells += [found[key] for key in keys]
+                cells += [found[method.key] for method in methods]
     # Cells read back from disk have their keys in another order; the tables must not tell.
     sequences = pd.DataFrame([cell["sequence"] for cell in cells]).sort_index(axis=1)
     steps = pd.DataFrame([row for cell in cells for row in cell["steps"]]).sort_index(axis=1)

@@ -40,18 +40,24 @@ def _pack(module: torch.nn.Module) -> None:
             child.forward = FrozenLinear(child.weight, child.bias)
 
 
-class BlockDrafter:
-    """A block drafter at work on one sequence (protocol :class:`draftpool.drafters.base.Drafter`)."""
+class LiveBlocks:
+    """Context and blocks of one sequence: preallocated keys and values, rolled forward by length.
 
-    def __init__(self, name: str, model: BlockDrafterModel):
+    Args:
+        name: For messages.
+        model: The weights; its batch dimension has ``rows`` entries.
+        rows: Drafters that the model stands for (more than one if stacked).
+    """
+
+    def __init__(self, name: str, model: BlockDrafterModel, rows: int = 1):
         self.name = name
         self.model = model
+        self.rows = rows
         self.k = model.config.block_size - 1
         self.length = 0
         self.max_length = 0
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        _pack(model)
         self.head = FrozenLinear(model.head)
 
     def reset(self, max_length: int) -> None:
@@ -68,7 +74,7 @@ class BlockDrafter:
                 "use shorter prompts",
             )
         if max_length > self.max_length:
-            shape = (config.n_layers, 1, config.kv_heads, max_length, config.head_dim)
+            shape = (config.n_layers, self.rows, config.kv_heads, max_length, config.head_dim)
             self.keys = torch.zeros(
                 shape, device=self.model.embedding.device, dtype=self.model.embedding.dtype
             )
@@ -94,19 +100,16 @@ class BlockDrafter:
         self.length = 0
         self.catch_up(prompt, taps)
 
-    @torch.inference_mode()
-    def draft(self, anchor: int) -> Draft:
-        """Propose the B - 1 tokens after ``anchor``, the full trained block."""
+    def hidden(self, anchor: int) -> Tensor:
+        """Hidden states of the block's slots after ``anchor`` [rows, B - 1, hidden]."""
         device = self.model.embedding.device
         context = [
             (self.keys[i, :, :, : self.length], self.values[i, :, :, : self.length])
             for i in range(self.model.config.n_layers)
         ]
-        position = torch.tensor([[self.length]], device=device)
-        hidden = self.model.blocks(torch.tensor([[anchor]], device=device), position, context, None)[0, 0]
-        log_q = self.head(hidden).float().log_softmax(dim=-1)
-        ids = self.model.vocabulary[log_q.argmax(dim=-1)]
-        return Draft(ids, log_q, self.model.vocabulary)
+        anchors = torch.full((self.rows, 1), anchor, device=device)
+        positions = torch.full((self.rows, 1), self.length, device=device)
+        return self.model.blocks(anchors, positions, context, None)[:, 0]
 
     def state_bytes(self) -> int:
         """Memory of the context's keys and values in bytes."""
@@ -114,4 +117,19 @@ class BlockDrafter:
         per_token = (
             2 * config.n_layers * config.kv_heads * config.head_dim * self.model.embedding.element_size()
         )
-        return per_token * self.length
+        return self.rows * per_token * self.length
+
+
+class BlockDrafter(LiveBlocks):
+    """A block drafter at work on one sequence (protocol :class:`draftpool.drafters.base.Drafter`)."""
+
+    def __init__(self, name: str, model: BlockDrafterModel):
+        _pack(model)
+        super().__init__(name, model)
+
+    @torch.inference_mode()
+    def draft(self, anchor: int) -> Draft:
+        """Propose the B - 1 tokens after ``anchor``, the full trained block."""
+        log_q = self.head(self.hidden(anchor)[0]).float().log_softmax(dim=-1)
+        ids = self.model.vocabulary[log_q.argmax(dim=-1)]
+        return Draft(ids, log_q, self.model.vocabulary)
