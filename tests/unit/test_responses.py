@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from tiny import TAPS, load, reference_of, responses_cfg, save_prompts, save_target, token_ids
 
 from draftpool.artefacts import read_json, read_jsonl, read_table, write_jsonl
-from draftpool.data.responses import answer_batch, batches_by_length, generate_responses, repetition
+from draftpool.data.generation import answer_prompts
+from draftpool.data.responses import generate_responses, repetition
 from draftpool.data.streams import build_stream
 from draftpool.errors import DraftpoolError
 from draftpool.targets.load import load_tokenizer, prompt_ids
@@ -27,53 +28,74 @@ def _generate(model, prompt: list[int], ends: list[int], limit: int) -> list[int
     return made[0, len(prompt) :].tolist()
 
 
+def _answers(target, prompts: list[list[int]], *options) -> list:
+    """Answers in the order of the prompts."""
+    made = dict(answer_prompts(target, prompts, *options))
+    assert len(made) == len(prompts)
+    return [made[index] for index in range(len(prompts))]
+
+
 def _fresh_taps(target, ids: list[int]) -> torch.Tensor:
     return target.forward(torch.tensor([ids]), target.new_cache(len(ids)), "none").taps[0]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2"])
-def test_batched_answers_equal_generate_one_at_a_time(family, targets) -> None:
+@pytest.mark.parametrize("batch", [3, 8])
+def test_batched_answers_equal_generate_one_at_a_time(batch, family, targets) -> None:
     target, model = load(getattr(targets, family), TAPS), reference_of(getattr(targets, family))
     prompts = [token_ids(length, seed) for seed, length in enumerate((3, 21, 8, 8, 13, 5, 9, 2))]
     free = [_generate(model, prompt, [0], 18) for prompt in prompts]
     # Ends that stop the answers at different places, one of them at once.
     ends = [free[0][0], free[1][5], free[2][9]]
     expected = [_generate(model, prompt, ends, 18) for prompt in prompts]
-    answers = answer_batch(target, prompts, ends, 18, with_taps=True)
+    answers = _answers(target, prompts, ends, 18, batch, True)
     assert len({len(answer.ids) for answer in answers}) > 2
     assert {answer.finish for answer in answers} == {"eos", "limit"}
     for prompt, answer, ids in zip(prompts, answers, expected, strict=True):
         assert (answer.prompt, answer.ids) == (prompt, ids)
         assert answer.finish == ("eos" if ids[-1] in ends else "limit")
-        taps = torch.cat(answer.taps)
         fresh = _fresh_taps(target, prompt + ids[:-1]).bfloat16()
-        assert taps.dtype == torch.bfloat16
-        torch.testing.assert_close(taps, fresh, atol=2e-2, rtol=1e-2)
+        assert answer.taps.dtype == torch.bfloat16
+        torch.testing.assert_close(answer.taps, fresh, atol=2e-2, rtol=1e-2)
 
 
 def test_answers_do_not_depend_on_the_batch(targets) -> None:
     target = load(targets.llama, TAPS)
     prompts = [token_ids(length, seed) for seed, length in enumerate((12, 4, 9, 15, 6))]
-    together = answer_batch(target, prompts, [EOS], 12, with_taps=False)
-    for size in (1, 2, 3):
-        for start in range(0, 5, size):
-            made = answer_batch(target, prompts[start : start + size], [EOS], 12, with_taps=False)
-            for one, two in zip(made, together[start : start + size], strict=True):
-                assert (one.ids, one.finish, one.taps) == (two.ids, two.finish, [])
+    alone = [_answers(target, [prompt], [EOS], 12, 1, False)[0] for prompt in prompts]
+    for size in (1, 2, 3, 5, 9):
+        for one, two in zip(_answers(target, prompts, [EOS], 12, size, False), alone, strict=True):
+            assert (one.ids, one.finish, one.taps) == (two.ids, two.finish, None)
+
+
+def test_prompts_enter_while_others_are_at_work(targets, monkeypatch) -> None:
+    target = load(targets.llama, TAPS)
+    prompts = [token_ids(length, seed) for seed, length in enumerate((12, 4, 9, 15, 6, 7, 3, 10))]
+    free = _answers(target, prompts, [], 24, 1, False)
+    ends = [free[place].ids[step] for place, step in ((3, 2), (0, 6), (7, 9))]
+    widths, forward = [], target.forward
+
+    def watched(ids, cache, *rest):
+        widths.append((cache.batch, ids.shape[1], max(cache.lengths)))
+        return forward(ids, cache, *rest)
+
+    monkeypatch.setattr(target, "forward", watched)
+    together = _answers(target, prompts, ends, 24, 4, False)
+    reads = [place for place, (_, n, length) in enumerate(widths) if n > 1 and length == 0]
+    assert len(reads) > 2 and any(widths[place][0] < 4 for place in reads)
+    # The batch stays full while prompts wait, and gets smaller afterwards.
+    assert all(batch == 4 for batch, n, _ in widths[: reads[-1]] if n == 1)
+    assert widths[-1][0] < 4
+    monkeypatch.undo()
+    assert [answer.ids for answer in together] == [
+        answer.ids for answer in _answers(target, prompts, ends, 24, 1, False)
+    ]
 
 
 def test_an_answer_of_one_token(targets) -> None:
     target, prompt = load(targets.llama, TAPS), token_ids(6)
-    (answer,) = answer_batch(target, [prompt], [], 1, with_taps=True)
-    assert len(answer.ids) == 1 and answer.finish == "limit" and len(torch.cat(answer.taps)) == 6
-
-
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=30), batch=st.integers(1, 7))
-def test_batches_hold_every_prompt_once_with_neighbours_in_length(lengths, batch) -> None:
-    groups = batches_by_length(lengths, batch)
-    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
-    assert all(len(group) == batch for group in groups[:-1]) and 1 <= len(groups[-1]) <= batch
-    assert [lengths[index] for group in groups for index in group] == sorted(lengths, reverse=True)
+    (answer,) = _answers(target, [prompt], [], 1, 4, True)
+    assert len(answer.ids) == 1 and answer.finish == "limit" and len(answer.taps) == 6
 
 
 @given(ids=st.lists(st.integers(0, 2), max_size=25), n=st.integers(1, 5))

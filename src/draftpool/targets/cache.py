@@ -92,6 +92,15 @@ class KeyValueCache:
             )
         self.lengths = [length - count for length in self.lengths]
 
+    def place(self, rows: list[int], other: KeyValueCache) -> None:
+        """Put the sequences of another cache into the given rows, whatever was there."""
+        length = max(other.lengths)
+        index = torch.tensor(rows, device=self.keys.device)
+        self.keys[:, :, :, :length].index_copy_(1, index, other.keys[:, :, :, :length])
+        self.values[:, :, :, :length].index_copy_(1, index, other.values[:, :, :, :length])
+        for row, count in zip(rows, other.lengths, strict=True):
+            self.lengths[row] = count
+
     def keep(self, rows: list[int]) -> None:
         """Keep only the given sequences (in this order)."""
         index = torch.tensor(rows, device=self.keys.device)
