@@ -4,6 +4,7 @@
 #   make study CONFIG=config/objectives.yaml  another study, laid over it
 #   make smoke                                the same workflow on small budgets, in minutes
 #   make test                                 linters, then all tests
+#   make bench                                speed against peers, after `make study`
 #
 # Which torch: pip's own choice on Linux is a build for CUDA. Another one (CPU only, another CUDA) comes from the wheel
 # index that pytorch.org names for it:
@@ -16,11 +17,12 @@ CONSTRAINTS ?= envs/constraints.txt
 CORES ?= all
 CONFIG ?=
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup study smoke test clean
+.PHONY: setup study smoke test bench clean
 
 setup: $(READY)
 
@@ -43,6 +45,14 @@ test: $(READY)
 	snakefmt --check Snakefile workflow
 	snakemake --lint
 	pytest $(PYTEST_ARGS)
+
+# Speed against peers, on the artefacts of `make study`; nothing else should run meanwhile.
+bench: $(READY)
+	$(BIN)/python bench/bench_decode.py $(BENCH_ARGS)
+	$(BIN)/python bench/roofline.py results/bench/decode.json
+	$(BIN)/python bench/bench_train.py $(BENCH_ARGS)
+	$(BIN)/python bench/bench_generate.py $(BENCH_ARGS)
+	$(BIN)/python bench/bench_pipeline.py $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv build *.egg-info src/*.egg-info

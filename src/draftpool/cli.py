@@ -21,6 +21,7 @@ STAGES = {
     "check_lossless": "draftpool.decoding.lossless:check_lossless",
     "score_pool": "draftpool.replay.score:score_pool",
     "decode_live": "draftpool.decoding.live:decode_live",
+    "profile_decode": "draftpool.decoding.profile:profile_decode",
     "compute_stats": "draftpool.analysis.stats:compute_stats",
 }
 
@@ -103,10 +104,18 @@ def _parser() -> argparse.ArgumentParser:
         state="folder",
     )
     stage(
+        "profile_decode",
+        "profile one answer per method",
+        target="folder",
+        prompts="folders",
+        drafters="folders",
+    )
+    stage(
         "compute_stats",
         "turn tables into statistics",
         acceptance="files",
         decodes="folders",
+        profiles="folders",
         training="folders",
         lossless="optional file",
         responses="folders",

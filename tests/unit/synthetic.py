@@ -21,7 +21,7 @@ def drafter(
 ) -> dict:
     """One entry of ``cfg["drafters"]``."""
     objective = {"kind": "dpace", "alpha": 0.5, "reduction": "anchor_mean"} | changes.pop("objective", {})
-    shape = {"block_size": 4, "n_layers": 2, "steps": 40, "group": ""} | changes
+    shape = {"block_size": 4, "n_layers": 2, "steps": 40, "group": "", "clip": 10.0} | changes
     return {
         "name": f"{recipe}-s{seed}",
         "recipe": recipe,
@@ -93,6 +93,7 @@ def _sweeps() -> list[dict]:
             )
             for r in ("weight_mean", "sequence_sum")
         ]
+        made += [drafter(f"clip_{kind}", role="sweep", objective={"kind": kind}, clip=None, group="clip")]
     for entry in made:
         if entry["objective"]["kind"] == "dflash":
             del entry["objective"]["alpha"]
@@ -297,6 +298,17 @@ def training_log(entry: dict, seed: int = 0) -> pd.DataFrame:
     )
 
 
+def profiled() -> pd.DataFrame:
+    """Parts of a round of two methods."""
+    rows = [
+        {"method": method, "part": part, "seconds": seconds, "operator_seconds": 0.8 * seconds, "rounds": 10}
+        for method in ("plain", "fixed:generalist-s0")
+        for part, seconds in (("select", 0.001), ("verify", 0.3), ("draft", 0.05 * (method != "plain")))
+    ]
+    made = pd.DataFrame(rows).assign(dtype="float32")
+    return made.assign(python_seconds=made["seconds"] - made["operator_seconds"])
+
+
 def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, live: bool = True) -> dict:
     """Write all inputs of ``compute_stats`` and return its keyword arguments (but for ``out``)."""
     acceptance = acceptance_table(cfg, prompts, length)
@@ -315,6 +327,10 @@ def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, liv
         write_provenance(
             training[entry["name"]], {"objective": entry["objective"], "seed": entry["seed"]}, HASHES
         )
+    profiles = [folder / "profile"] if live else []
+    for profile in profiles:
+        profile.mkdir()
+        profiled().to_csv(profile / "parts.csv", index=False)
     write_json(folder / "lossless.json", LOSSLESS)
     answers = acceptance.groupby(["prompt_id", "domain"]).agg(n=("position", "max")).reset_index()
     rng = np.random.default_rng(1)
@@ -336,6 +352,7 @@ def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, liv
         "cfg": cfg,
         "acceptance": [folder / "acceptance.parquet"],
         "decodes": decodes,
+        "profiles": profiles,
         "training": training,
         "lossless": folder / "lossless.json",
         "responses": [folder / "responses"],

@@ -14,7 +14,7 @@ from draftpool.analysis.stats import compute_stats
 from draftpool.analysis.tidy import read_tidy, recipe_rows
 from draftpool.errors import DraftpoolError
 from draftpool.figures import FIGURES, style
-from draftpool.figures.ablations import series
+from draftpool.figures.ablations import on_common_seeds, series
 
 CAPTIONS = Path(__file__).parents[2] / "workflow" / "report"
 
@@ -78,6 +78,21 @@ def test_sweeps_are_joined_by_their_base(folders):
     assert series(recipes, "alpha")["dpace"]["alpha"].tolist() == [0.0, 0.3, 0.5, 0.7, 0.9]
     assert series(recipes, "block_size")["dflash"]["block_size"].tolist() == [4, 8, 12, 16]
     assert set(series(recipes, "n_layers")) == {"dpace", "dflash"}
+    assert series(recipes, "clip")["dpace"]["clip"].tolist() == [10.0, float("inf")]
+
+
+def test_swept_settings_are_compared_on_the_seeds_they_share(folders):
+    drafters, taus = read_tidy(folders["sweeps"], "drafters"), read_tidy(folders["sweeps"], "tau")
+    runs = taus[(taus["level"] == "run") & (taus["metric"] == "tau") & (taus["scope"] == "mean")]
+    line = on_common_seeds(series(recipe_rows(drafters), "alpha")["dpace"], drafters, runs)
+    by_run = runs.set_index("drafter")["value"]
+    # The base has two seeds, the variants have seed 0 only.
+    assert (
+        line.set_index("alpha")["value"][0.5]
+        == by_run["generalist_dpace-s0"]
+        != by_run["generalist_dpace-s1"]
+    )
+    assert line.set_index("alpha")["value"][0.3] == by_run["alpha_30-s0"] and (line["n"] > 0).all()
 
 
 def test_every_figure_and_table_has_a_caption():

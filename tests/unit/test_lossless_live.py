@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scripted import naive_text
-from tiny import MAX_POSITIONS, TAPS, load, reference_of
+from tiny import LIMIT, MAX_POSITIONS, TAPS, live_cfg, load, reference_of
 
 from draftpool.artefacts import read_table, write_json
 from draftpool.config.digest import code_digest
@@ -18,7 +18,6 @@ from draftpool.decoding.engine import Result
 from draftpool.decoding.live import decode_live, sha256_of_ids
 from draftpool.errors import DraftpoolError
 
-LIMIT = 8
 # The contract of `docs/metrics.md`.
 COMMON = {
     "run_id",
@@ -56,35 +55,11 @@ SEQUENCES = COMMON | {
 }
 SEQUENCES |= {"matches_plain", "first_mismatch", "top2_margin"}
 KEY = ["stream", "selector", "selector_seed", "repeat", "prompt_id"]
-FEW = {"random": {"kind": "random"}}
 SELECTORS = {
     "random": {"kind": "random"},
     "hedge": {"kind": "hedgespec"},
     "ucb": {"kind": "metasd_ucb", "reward": "bd", "beta": 0.25},
 }
-
-
-def _named(world) -> list[dict]:
-    return [{"name": name, "id": name} for name in world.names]
-
-
-def _live_cfg(world, **changes) -> dict:
-    cfg = {
-        "stream": "mixed",
-        "domains": ["tales", "sums"],
-        "prompts_per_domain": 2,
-        "order": "shuffled",
-        "stream_seed": 1,
-    }
-    cfg |= {"dtype": "float32", "pool": ["small", "short"], "drafters": _named(world), "selectors": FEW}
-    cfg |= {
-        "selector_seeds": [0],
-        "max_new_tokens": LIMIT,
-        "max_prompt_tokens": 20,
-        "temperature": 0.0,
-        "repeats": 1,
-    }
-    return cfg | {"warmup_prompts": 1, "taps": TAPS, "backend": "fast", "device": "cpu"} | changes
 
 
 # --- live decoding --------------------------------------------------------------------------------------
@@ -120,9 +95,7 @@ class Live:
         self.decoded.clear()
         out, world = self.folder / name, self.world
         state, gate = self.folder / "state" / name, self.folder / "lossless.json"
-        decode_live(
-            _live_cfg(world, **changes), world.target, world.prompts, world.drafters, gate, state, out
-        )
+        decode_live(live_cfg(world, **changes), world.target, world.prompts, world.drafters, gate, state, out)
         return read_table(out / "sequences.parquet"), read_table(out / "steps.parquet")
 
 
@@ -202,7 +175,7 @@ def test_d49_a_finished_run_decodes_nothing_again(study) -> None:
 
 def test_adding_a_selector_decodes_it_and_plain(study) -> None:
     before, _ = study.run()
-    sequences, steps = study.run("more", selectors=FEW | {"exp3": {"kind": "exp3"}})
+    sequences, steps = study.run("more", selectors={"random": {"kind": "random"}, "exp3": {"kind": "exp3"}})
     assert sorted(set(study.decoded)) == ["exp3:small,short", "plain:plain"]
     assert len(study.decoded) == 4 * 2
     assert len(sequences) == len(before) + 4 and not sequences.duplicated(KEY).any()

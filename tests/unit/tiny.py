@@ -13,6 +13,7 @@ from draftpool.artefacts import write_jsonl
 
 LAYERS = 4
 TAPS = [0, 1, 2]
+LIMIT = 8  # tokens of an answer in live decoding
 VOCABULARY = 120
 MAX_POSITIONS = 256
 SPECIALS = ["<pad>", "<unk>", "<eos>", "<turn>", "</turn>"]
@@ -155,7 +156,14 @@ def responses_cfg(**changes) -> dict:
 
 def training_cfg(steps: int = 60, objective: dict | None = None, **changes) -> dict:
     """Configuration of train_drafter."""
-    training = {"steps": steps, "lr": 3e-3, "weight_decay": 0.0, "warmup_ratio": 0.1, "clip": 1.0}
+    training = {
+        "steps": steps,
+        "lr": 3e-3,
+        "weight_decay": 0.0,
+        "beta2": 0.999,
+        "warmup_ratio": 0.1,
+        "clip": 1.0,
+    }
     training |= {"batch_sequences": 4, "anchors_per_sequence": 6, "checkpoint_every": 5}
     return {
         "kind": "block",
@@ -228,6 +236,37 @@ def build_world(root: Path, family: str) -> World:
         cfg = training_cfg(steps, model=model, domains=list(domains))
         train_drafter(cfg, target, made["train"], None, root / f"state-{name}", drafters[-1])
     return World(root, target, prompts, made["train"], made["eval"], drafters)
+
+
+def named(world) -> list[dict]:
+    """The drafters of a world as a stage's configuration names them."""
+    return [{"name": name, "id": name} for name in world.names]
+
+
+def live_cfg(world, **changes) -> dict:
+    """Configuration of decode_live."""
+    cfg = {
+        "stream": "mixed",
+        "domains": ["tales", "sums"],
+        "prompts_per_domain": 2,
+        "order": "shuffled",
+        "stream_seed": 1,
+    }
+    cfg |= {
+        "dtype": "float32",
+        "pool": ["small", "short"],
+        "drafters": named(world),
+        "selectors": {"random": {"kind": "random"}},
+    }
+    cfg |= {
+        "selectors": {"random": {"kind": "random"}},
+        "selector_seeds": [0],
+        "max_new_tokens": LIMIT,
+        "max_prompt_tokens": 20,
+        "temperature": 0.0,
+        "repeats": 1,
+    }
+    return cfg | {"warmup_prompts": 1, "taps": TAPS, "backend": "fast", "device": "cpu"} | changes
 
 
 @pytest.fixture(scope="session")

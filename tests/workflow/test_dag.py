@@ -18,6 +18,7 @@ DOMAINS = ["code", "maths", "qa", "rag", "sql", "summarisation"]
 STUDIES = sorted(path.name for path in (REPOSITORY / "config").glob("*.yaml") if path.stem != "smoke")
 SCORED = {"heatmap_tau", "objectives", "surrogate", "training_dynamics"}
 LIVE = {"arm_choice", "regret_curves", "selectors", "time_split"}
+PROFILED = {"round_profile"}
 SCORED_TABLES = {"dpace_table", "drafters_table", "objectives_table"}
 
 
@@ -52,9 +53,10 @@ def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
         "train_drafter": 3 + len(overlay["drafters"]["specialist"]["domains"]),
         "check_lossless": 1,
         "score_pool": 1,
+        "profile_decode": 1,
         "compute_stats": 1,
         "copy_summary": 1,
-        **{f"draw_{name}": 1 for name in SCORED | LIVE},
+        **{f"draw_{name}": 1 for name in SCORED | LIVE | PROFILED},
         **{f"write_{name}": 1 for name in SCORED_TABLES | {"headroom_table", "metasd_table"}},
     }
     assert not any(tmp_path.glob("results/*")), "a dry run wrote into results/"

@@ -39,6 +39,7 @@ DRAFTER = "results/drafters/{id}"
 LOSSLESS = "results/lossless/{id}/lossless.json"
 ACCEPTANCE = "results/scores/{id}/acceptance.parquet"
 DECODE = "results/decodes/{id}"
+PROFILE = "results/profiles/{id}"
 STATS = f"{STUDY}/stats"
 SUMMARY = f"{STUDY}/summary.json"
 
@@ -51,6 +52,7 @@ PARTS = {
     "scored": True,
     "pool": bool(PLAN.study.pool),
     "live": bool(PLAN.decodes),
+    "profile": bool(PLAN.profiles),
     "sweeps": any(sweep.group != "objective" for sweep in PLAN.study.sweeps.values()),
 }
 FIGURE_NAMES = [name for name, part in figures.FIGURES.items() if PARTS[part]]
@@ -79,6 +81,11 @@ def cfg_of(stage):
 def code_of(stage):
     """Return a param: the digest of the code that the job runs."""
     return lambda wildcards: CODE[stage][wildcards.id]
+
+
+def threads_of(stage):
+    """Return a number of threads: those of the job's artefact, or of the study."""
+    return lambda wildcards: ARTEFACTS[stage][wildcards.id].threads or THREADS
 
 
 def upstream(stage, key, pattern):

@@ -1,4 +1,4 @@
-"""Stages check_lossless and decode_live: the target decodes with the pool, timed against plain decoding."""
+"""Stages check_lossless, decode_live and profile_decode: the target decodes with the pool."""
 
 
 rule check_lossless:
@@ -81,6 +81,48 @@ rule decode_live:
             --drafters {input.drafters:q} \
             --lossless {input.lossless:q} \
             --state results/state/{wildcards.id} \
+            --threads {threads} \
+            --out {output:q}
+        """
+
+
+rule profile_decode:
+    """Decode one prompt per method under the profiler.
+
+    Inputs: the target, held-out prompts, all drafters that decode, the losslessness report.
+    Outputs: a folder with a Chrome trace per method and the time of a round's parts.
+    """
+    input:
+        target=upstream("profile_decode", "target", TARGET),
+        prompts=upstream("profile_decode", "prompts", PROMPTS),
+        drafters=drafters_of("profile_decode"),
+        lossless=each(LOSSLESS, ARTEFACTS["check_lossless"]),
+    output:
+        directory(PROFILE),
+    log:
+        "results/logs/profile_decode/{id}.log",
+    benchmark:
+        "results/benchmarks/profile_decode-{id}.tsv"
+    wildcard_constraints:
+        id=known("profile_decode"),
+    threads: THREADS
+    resources:
+        gpu=GPU,
+        mem_mb=4000,
+        runtime=60,
+    params:
+        cfg=cfg_of("profile_decode"),
+        code=code_of("profile_decode"),
+    message:
+        "Profiling: {wildcards.id}"
+    shell:
+        """
+        exec &> >(tee -i {log:q})
+        draftpool profile_decode \
+            --cfg {params.cfg:q} \
+            --target {input.target:q} \
+            --prompts {input.prompts:q} \
+            --drafters {input.drafters:q} \
             --threads {threads} \
             --out {output:q}
         """

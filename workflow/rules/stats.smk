@@ -17,6 +17,7 @@ rule compute_stats:
     input:
         acceptance=each(ACCEPTANCE, ARTEFACTS["score_pool"]),
         decodes=each(DECODE, DECODE_IDS),
+        profiles=each(PROFILE, ARTEFACTS["profile_decode"]),
         training=each(DRAFTER, (PLAN.drafter(name).id for name in PLAN.runs)),
         lossless=each(LOSSLESS, ARTEFACTS["check_lossless"]),
         responses=each(RESPONSES, (PLAN.responses[domain, "eval"].id for domain in PLAN.study.domains)),
@@ -44,6 +45,7 @@ rule compute_stats:
             --cfg {params.cfg:q} \
             --acceptance {input.acceptance:q} \
             --decodes {input.decodes:q} \
+            --profiles {input.profiles:q} \
             --training {input.training:q} \
             --lossless {input.lossless:q} \
             --responses {input.responses:q} \

@@ -19,7 +19,7 @@ rule train_drafter:
         "results/benchmarks/train_drafter-{id}.tsv"
     wildcard_constraints:
         id=known("train_drafter"),
-    threads: THREADS
+    threads: threads_of("train_drafter")
     resources:
         gpu=GPU,
         mem_mb=4000,

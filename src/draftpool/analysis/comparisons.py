@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 
@@ -26,7 +28,7 @@ def drafter_table(drafters: list[dict]) -> pd.DataFrame:
 
     Returns:
         Columns drafter, recipe, seed, role, home, objective, alpha, reduction, block_size, n_layers, steps,
-        group.
+        group, clip (infinite: none).
     """
     rows = [
         {
@@ -38,6 +40,7 @@ def drafter_table(drafters: list[dict]) -> pd.DataFrame:
             "objective": drafter["objective"]["kind"],
             "alpha": drafter["objective"].get("alpha"),
             "reduction": drafter["objective"].get("reduction", ""),
+            "clip": math.inf if drafter["clip"] is None else float(drafter["clip"]),
         }
         for drafter in drafters
     ]

@@ -44,6 +44,7 @@ def compute_stats(
     cfg: dict,
     acceptance: Sequence[Path],
     decodes: Sequence[Path],
+    profiles: Sequence[Path],
     training: dict[str, Path] | Sequence[Path],
     lossless: Path | None,
     responses: Sequence[Path],
@@ -57,6 +58,7 @@ def compute_stats(
         acceptance: Acceptance tables.
         decodes: Folders with ``steps.parquet`` and ``sequences.parquet``; empty for a study without live
             decoding.
+        profiles: Folders with ``parts.csv``.
         training: Folders with ``training.csv``: by drafter run, or in the order of ``cfg["drafters"]``.
         lossless: Losslessness report.
         responses: Response tables, or the folders that hold ``responses.parquet``.
@@ -82,6 +84,8 @@ def compute_stats(
     if len(sequences):
         tables |= _decoded(cfg, steps, sequences, table, exact, timed, resampling)
     tables["headroom"] = _headroom(cfg, table, sequences, resampling)
+    if profiles:
+        tables["profile"] = pd.concat([pd.read_csv(folder / "parts.csv") for folder in profiles])
     tables["times"] = live.benchmark_times([Path(file) for file in benchmarks])
     summary = summarise(tables, lossless, exact, timed, resampling.confidence)
     with atomic_dir(out) as folder:

@@ -156,11 +156,19 @@ class Training(Strict):
     )
     lr: float = Field(1.0e-3, description="Peak learning rate of AdamW.", gt=0.0)
     weight_decay: float = Field(0.01, description="Weight decay of AdamW.", ge=0.0)
+    beta2: float = Field(
+        0.999, description="Decay of AdamW's second moments; lower it for few steps.", gt=0.0, lt=1.0
+    )
     warmup_ratio: float = Field(
         0.04, description="Share of the steps with rising learning rate; then cosine to zero.", ge=0.0, lt=1.0
     )
     clip: float | None = Field(1.0, description="Gradient norm limit; null: none.", gt=0.0)
     checkpoint_every: int = Field(100, description="Steps between checkpoints.", ge=1)
+    threads: int | None = Field(
+        None,
+        description="Cores of this training, so that several run side by side; null: as `threads`.",
+        ge=1,
+    )
 
 
 class Objective(BaseModel):
@@ -252,6 +260,16 @@ class Lossless(Strict):
     bfloat16_prompts: int = Field(6, description="Prompts on which bfloat16 is compared with float32.", ge=0)
 
 
+class Profile(Strict):
+    """One answer per method under torch's profiler."""
+
+    methods: list[str] = Field(
+        description="`plain`, `fixed:<drafter>` or names of selectors; each gets a Chrome trace.",
+        min_length=1,
+    )
+    max_new_tokens: int = Field(32, description="Tokens per answer.", ge=2)
+
+
 class Score(Strict):
     """The acceptance table."""
 
@@ -299,6 +317,9 @@ class Study(Strict):
         default={}, description="Name -> `kind` and parameters (docs/add-a-selector.md)."
     )
     decode: Decode = Field(default=Decode(), description="Live decoding.")
+    profile: Profile | None = Field(
+        None, description="Write Chrome traces of single answers, and split a round's time; null: do not."
+    )
     lossless: Lossless = Field(default=Lossless(), description="Losslessness gate.")
     score: Score = Field(default=Score(), description="Acceptance table.")
     bootstrap: Bootstrap = Field(default=Bootstrap(), description="Intervals.")

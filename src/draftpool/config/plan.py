@@ -24,11 +24,15 @@ SPLITS = ("train", "eval")
 
 @dataclass(frozen=True)
 class Artefact:
-    """One cached result: its id, the configuration of its stage and the drafters or upstream ids it reads."""
+    """One cached result: its id, the configuration of its stage and the drafters or upstream ids it reads.
+
+    ``threads`` are the cores of its job (None: those of the study); they are no part of the id.
+    """
 
     id: str
     cfg: dict
     inputs: dict[str, Any] = field(default_factory=dict)
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -231,7 +235,7 @@ class Plan:
                 "init": "drafter" if run.init_from else run.recipe.init,
                 "objective": run.recipe.objective.model_dump(),
                 "model": run.recipe.model.model_dump(),
-                "training": run.recipe.training.model_dump(),
+                "training": run.recipe.training.model_dump(exclude={"threads"}),
                 "taps": self.study.target.taps,
                 "device": self.study.device,
             }
@@ -241,7 +245,8 @@ class Plan:
                 "init": start if run.init_from else None,
             }
             slug = f"{run.recipe.objective.kind}-{run.home or 'mixed'}-s{run.seed}"
-            self._drafters[name] = Artefact(make_id(slug, cfg | inputs), cfg, inputs)
+            threads = run.recipe.training.threads
+            self._drafters[name] = Artefact(make_id(slug, cfg | inputs), cfg, inputs, threads)
         return self._drafters[name]
 
     def _named_drafters(self, names) -> list[dict]:
@@ -325,6 +330,17 @@ class Plan:
         return made
 
     @cached_property
+    def profiles(self) -> list[Artefact]:
+        """The profile of the first stream in the first dtype, if one is wanted."""
+        if self.study.profile is None or not self.decodes:
+            return []
+        stream = next(iter(self.decodes.values()))
+        dropped = ("prompts_per_domain", "repeats", "selector_seeds", "warmup_prompts")
+        cfg = {name: value for name, value in stream.cfg.items() if name not in dropped}
+        cfg |= {"selector_seeds": [0]} | self.study.profile.model_dump()
+        return [Artefact(make_id(f"profile-{cfg['stream']}", cfg | stream.inputs), cfg, stream.inputs)]
+
+    @cached_property
     def stats_cfg(self) -> dict:
         """Configuration of compute_stats."""
         drafters = [
@@ -338,6 +354,7 @@ class Plan:
                 "block_size": run.recipe.model.block_size,
                 "n_layers": run.recipe.model.n_layers,
                 "steps": run.recipe.training.steps,
+                "clip": run.recipe.training.clip,
                 "group": run.recipe.group,
             }
             for run in self.runs.values()
@@ -363,6 +380,7 @@ class Plan:
             "check_lossless": [self.lossless] if self.decodes else [],
             "score_pool": [self.score],
             "decode_live": self.decodes.values(),
+            "profile_decode": self.profiles,
         }
         return {stage: {artefact.id: artefact for artefact in made} for stage, made in found.items()}
 

@@ -17,6 +17,7 @@ from draftpool.training.objectives.base import make_objective
 RESERVED = ("plain", "best_fixed", "best_fixed_query")
 # Selectors that a stage plays whatever its configuration says.
 ALWAYS = {"check_lossless": ("plain", "round_robin"), "decode_live": ("plain", "fixed")}
+ALWAYS["profile_decode"] = ALWAYS["decode_live"]
 
 
 @cache

@@ -14,6 +14,7 @@ from draftpool.data.generation import Answer, answer_prompts
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
 from draftpool.targets.load import end_ids, load_target, load_tokenizer, prompt_ids, resolve_device
+from draftpool.targets.memory import check_batch
 
 
 def repetition(ids: list[int], n: int = 4) -> float:
@@ -35,7 +36,7 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
         out: Folder to write.
 
     Raises:
-        DraftpoolError: If no prompt is short enough.
+        DraftpoolError: If no prompt is short enough, or the batch does not fit into memory.
     """
     device = resolve_device(cfg["device"])
     # Held-out answers are scored in float32, so they are written in float32 everywhere.
@@ -53,6 +54,15 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
             f"{cfg['max_prompt_tokens']} tokens",
             "config key `responses.max_prompt_tokens`",
             "raise it or choose shorter prompts",
+        )
+    longest = max(len(ids[index]) for index in kept)
+    if model.supports_batches:
+        check_batch(
+            model,
+            min(cfg["batch_sequences"], len(kept)),
+            longest + cfg["max_new_tokens"],
+            longest,
+            "config key `responses.batch_sequences`",
         )
     answers: dict[int, Answer] = {}
     with bar(len(kept), f"answers {cfg['domain']} {cfg['split']}", "answer") as shown:

@@ -84,11 +84,21 @@ def prefill(target: TargetModel, prompt: list[int], max_new_tokens: int, k_pool:
     return Prefilled(prompt, cache, taps, output.logits[0], time.perf_counter() - started)
 
 
+@dataclass(frozen=True)
+class Mark:
+    """When a part of a round ran, in nanoseconds of the system's clock (for the profiler)."""
+
+    part: str
+    start: int
+    end: int
+
+
 class _Clock:
     """Splits a round's time into named parts; the device is synchronised before every reading."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, marks: list[Mark] | None):
         self.device = device
+        self.marks, self.last_ns = marks, 0
         self.parts: dict[str, float] = {}
         self.last = 0.0
 
@@ -97,6 +107,7 @@ class _Clock:
         self.parts = dict.fromkeys(
             ("t_select", "t_draft", "t_verify", "t_evaluate", "t_switch", "t_commit"), 0.0
         )
+        self.last_ns = time.time_ns()
         self.last = time.perf_counter()
 
     def lap(self, name: str) -> None:
@@ -104,6 +115,10 @@ class _Clock:
         now = time.perf_counter()
         self.parts[name] += now - self.last
         self.last = now
+        if self.marks is not None:
+            now_ns = time.time_ns()
+            self.marks.append(Mark(name.removeprefix("t_"), self.last_ns, now_ns))
+            self.last_ns = now_ns
 
 
 class _Sequence:
@@ -171,6 +186,7 @@ def decode(
     selector_seed: int = 0,
     keep_margins: bool = False,
     evaluation: PoolEvaluation | None = None,
+    marks: list[Mark] | None = None,
 ) -> Result:
     """Decode one answer under one selector.
 
@@ -185,11 +201,12 @@ def decode(
         selector_seed: Keys the draws of the selector.
         keep_margins: Also keep the target's top-2 margin of every committed token (for half precision).
         evaluation: Evaluates these arms for a full-information selector; made here if it is not given.
+        marks: Parts of the rounds are added to it, for the profiler.
 
     Returns:
         The answer; the token sampled at prefill belongs to no round.
     """
-    names, clock, result = list(arms), _Clock(target.device), Result()
+    names, clock, result = list(arms), _Clock(target.device, marks), Result()
     lengths = np.array([0 if drafter is None else drafter.k for drafter in arms.values()])
     selector.reset(len(names), lengths, 1)
     pending = PendingLosses(k_pool)

@@ -22,7 +22,7 @@ from draftpool.artefacts import (
 from draftpool.config.digest import code_digest
 from draftpool.config.ids import make_key
 from draftpool.data.streams import StreamItem
-from draftpool.decoding.engine import Prefilled, Result, Sampling, decode, prefill
+from draftpool.decoding.engine import Mark, Prefilled, Result, Sampling, decode, prefill
 from draftpool.decoding.evaluation import PoolEvaluation
 from draftpool.decoding.lossless import first_difference
 from draftpool.decoding.pool import Workbench, load_workbench, named_folders
@@ -80,7 +80,7 @@ def sha256_of_ids(ids: list[int]) -> str:
     return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()
 
 
-class _Decoder:
+class Decoder:
     """Decodes one prompt under several methods and keeps their rows."""
 
     def __init__(self, bench: Workbench, cfg: dict):
@@ -93,7 +93,20 @@ class _Decoder:
             {name: bench.drafters[name] for name in cfg["pool"]}, bench.target.head_weight
         )
 
-    def run(self, method: Method, item: StreamItem, repeat: int, start: Prefilled, limit: int) -> Result:
+    def prefill(self, item: StreamItem) -> Prefilled:
+        """Let the target read a prompt, with room for a whole answer."""
+        return prefill(self.bench.target, item.ids, self.cfg["max_new_tokens"], self.room)
+
+    def run(
+        self,
+        method: Method,
+        item: StreamItem,
+        repeat: int,
+        start: Prefilled,
+        limit: int,
+        marks: list[Mark] | None = None,
+    ) -> Result:
+        """Decode a prompt that was read under one method."""
         arms = {name: self.bench.drafters.get(name) for name in method.arms}
         sampling = Sampling(limit, self.bench.ends, self.cfg["temperature"], repeat)
         selector = make_selector(method.cfg, method.arms)
@@ -109,17 +122,18 @@ class _Decoder:
             method.seed,
             keep,
             self.evaluation if method.arms == list(self.cfg["pool"]) else None,
+            marks,
         )
 
     def warm_up(self, item: StreamItem, methods: list[Method]) -> None:
+        """Decode a few tokens under every method."""
         start = prefill(self.bench.target, item.ids, WARMUP_TOKENS, self.room)
         for method in methods:
             self.run(method, item, 0, start, WARMUP_TOKENS)
 
     def prompt(self, item: StreamItem, repeat: int, methods: list[Method], shown) -> dict[str, dict]:
         """Rows of every method on one prompt; plain decoding takes its place in the shuffled order."""
-        limit = self.cfg["max_new_tokens"]
-        start = prefill(self.bench.target, item.ids, limit, self.room)
+        limit, start = self.cfg["max_new_tokens"], self.prefill(item)
         if self.cfg["temperature"] > 0.0:
             # Drawn before anything is timed: noise belongs to the text, and blocks would pay for more rows of it.
             for position in range(limit + self.room + 1):
@@ -191,7 +205,7 @@ def decode_live(
     scratch = _scratch(cfg, content_hash(target, *prompts, *drafters), bench.target.device, state)
     # At temperature 0 there is one text per prompt.
     repeats = cfg["repeats"] if cfg["temperature"] > 0.0 else 1
-    decoder = _Decoder(bench, cfg)
+    decoder = Decoder(bench, cfg)
     items = bench.stream(
         prompts, cfg["max_prompt_tokens"], cfg["prompts_per_domain"], cfg["order"], cfg["stream_seed"]
     )

@@ -1,7 +1,7 @@
 """One module per figure: ``draw(stats, out)`` reads tidy CSVs only and writes a PNG and, beside it, a PDF."""
 
-# What a study must have for a figure: scored drafters (every study), live decoding, or a sweep along another
-# axis than the objective.
+# What a study must have for a figure: scored drafters (every study), live decoding, a profile, or a sweep along
+# another axis than the objective.
 FIGURES = {
     "heatmap_tau": "scored",
     "objectives": "scored",
@@ -11,5 +11,6 @@ FIGURES = {
     "regret_curves": "live",
     "arm_choice": "live",
     "time_split": "live",
+    "round_profile": "profile",
     "ablations": "sweeps",
 }

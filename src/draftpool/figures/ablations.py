@@ -1,4 +1,4 @@
-"""Ablations: mean tau along each swept axis (alpha, block size, layers, reduction), with intervals."""
+"""Ablations: mean tau along each swept axis (alpha, block size, layers, reduction, clip), with intervals."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ AXES = {
     "block_size": "block size (tokens)",
     "n_layers": "draft layers",
     "reduction": "loss reduction",
+    "clip": "gradient norm limit",
 }
-SHORT = {"alpha": "Alpha", "block_size": "Block", "n_layers": "Layers", "reduction": "Reduction"}
+SHORT = {
+    "alpha": "Alpha",
+    "block_size": "Block",
+    "n_layers": "Layers",
+    "reduction": "Reduction",
+    "clip": "Clip",
+}
 REDUCTIONS = ["anchor_mean", "weight_mean", "sequence_sum", "published"]
 
 
@@ -44,14 +51,16 @@ def draw(stats: Path, out: Path) -> None:
         DraftpoolError: If nothing was swept.
     """
     meta, taus = read_meta(stats), read_tidy(stats, "tau")
-    recipes = recipe_rows(read_tidy(stats, "drafters"))
-    taus = taus[(taus["level"] == "recipe") & (taus["metric"] == "tau") & (taus["scope"] == "mean")]
-    found = {axis: series(recipes, axis) for axis in AXES}
+    drafters = read_tidy(stats, "drafters")
+    recipes = recipe_rows(drafters)
+    taus = taus[(taus["level"] == "run") & (taus["metric"] == "tau") & (taus["scope"] == "mean")]
+    found = {
+        axis: {kind: on_common_seeds(line, drafters, taus) for kind, line in series(recipes, axis).items()}
+        for axis in AXES
+    }
     found = {axis: lines for axis, lines in found.items() if lines}
     if not found:
-        raise DraftpoolError(
-            "no axis was swept", str(stats), "name sweeps' groups alpha, block_size, n_layers or reduction"
-        )
+        raise DraftpoolError("no axis was swept", str(stats), f"name sweeps' groups {', '.join(AXES)}")
     objectives = list(dict.fromkeys(kind for lines in found.values() for kind in lines))
     columns = min(2, len(found))
     rows = -(-len(found) // columns)
@@ -63,20 +72,13 @@ def draw(stats: Path, out: Path) -> None:
         levels = sorted(
             set(pd.concat(lines.values())[axis]), key=REDUCTIONS.index if axis == "reduction" else None
         )
-        for kind, members in lines.items():
-            values = members.merge(taus, left_on="recipe", right_on="drafter")
-            values["level"] = values[axis].map(levels.index)
-            values = values.sort_values("level")
+        for kind, values in lines.items():
+            values = values.assign(level=values[axis].map(levels.index)).sort_values("level")
             shown.append(values)
             _line(panel, values, levels, objectives.index(kind), len(objectives), style.objective_label(kind))
-        names = (
-            [str(level).replace("_", "\n") for level in levels]
-            if axis == "reduction"
-            else [f"{level:g}" for level in levels]
-        )
-        panel.set_xticks(range(len(levels)), names)
+        panel.set_xticks(range(len(levels)), [_level(axis, level).replace(" ", "\n") for level in levels])
         panel.set_xlim(-0.5, len(levels) - 0.5)
-        panel.set(xlabel=AXES[axis], title=_highest(axis, lines, taus))
+        panel.set(xlabel=AXES[axis], title=_highest(axis, lines))
         panel.grid(axis="y", lw=0.4)
     for panel in axes.flat[len(found) :]:
         panel.set_visible(False)
@@ -85,7 +87,7 @@ def draw(stats: Path, out: Path) -> None:
     fullest = max(axes.flat, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
     note = (
         f"Levels are evenly spaced. Bars: {style.percent(meta['confidence'])} bootstrap intervals over "
-        f"{style.counts_text(pd.concat(shown)['n'])} prompts; training seeds averaged within a prompt."
+        f"{style.counts_text(pd.concat(shown)['n'])} prompts; only training seeds that all settings of a line share."
     )
     lowest, highest = pd.concat(shown)["value"].min(), pd.concat(shown)["value"].max()
     style.frame(figure, f"Mean tau from {lowest:.2f} to {highest:.2f} over the swept settings", note, fullest)
@@ -98,8 +100,26 @@ def _line(panel: Axes, values: pd.DataFrame, levels: list, number: int, of: int,
     style.draw_points(panel, at, values, style.COLOURS[number], style.MARKERS[number], label=label)
 
 
-def _highest(axis: str, lines: dict[str, pd.DataFrame], taus: pd.DataFrame) -> str:
-    members = pd.concat(lines.values()).merge(taus, left_on="recipe", right_on="drafter")
-    best = members.loc[members["value"].idxmax()]
-    level = str(best[axis]).replace("_", " ") if axis == "reduction" else f"{best[axis]:g}"
-    return f"{SHORT[axis]}: highest at {level}"
+def on_common_seeds(line: pd.DataFrame, drafters: pd.DataFrame, taus: pd.DataFrame) -> pd.DataFrame:
+    """Add value, low, high and n to the recipes of a line, over the training seeds that all of them have.
+
+    Seeds differ more than most settings, so a setting trained with one seed is compared with that seed of the others.
+    """
+    members = drafters[drafters["recipe"].isin(line["recipe"])]
+    seeds = set.intersection(*(set(own) for _, own in members.groupby("recipe")["seed"]))
+    runs = members[members["seed"].isin(seeds)][["recipe", "drafter"]].merge(taus, on="drafter")
+    means = runs.groupby("recipe", as_index=False).agg(
+        value=("value", "mean"), low=("low", "mean"), high=("high", "mean"), n=("n", "min")
+    )
+    return line.merge(means, on="recipe")
+
+
+def _level(axis: str, level: object) -> str:
+    if axis == "reduction":
+        return str(level).replace("_", " ")
+    return "none" if level == float("inf") else f"{level:g}"
+
+
+def _highest(axis: str, lines: dict[str, pd.DataFrame]) -> str:
+    members = pd.concat(lines.values())
+    return f"{SHORT[axis]}: highest at {_level(axis, members.loc[members['value'].idxmax()][axis])}"

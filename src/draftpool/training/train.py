@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from filelock import FileLock, Timeout
 
 from draftpool.artefacts import atomic_dir, content_hash, write_provenance
@@ -30,6 +29,7 @@ from draftpool.targets.weights import read_config
 from draftpool.training.batches import Batch, ResponseSet, make_batch
 from draftpool.training.checkpoint import load_checkpoint, save_checkpoint
 from draftpool.training.initialise import parameter_hash, start_from_drafter, start_from_target, start_random
+from draftpool.training.label_probabilities import label_log_probabilities
 from draftpool.training.objectives.base import LossReport, Objective, make_objective
 
 
@@ -51,11 +51,8 @@ def batch_loss(model: BlockDrafterModel, batch: Batch, objective: Objective, aut
         hidden = model.blocks(
             batch.anchors.to(device), batch.positions.to(device), context, batch.bias.to(device)
         )
-        logits = model.logits(hidden[valid])
-    labels, mask = batch.labels.to(device)[valid], batch.mask.to(device)[valid]
-    log_q = -F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none").view(
-        labels.shape
-    )
+        labels, mask = batch.labels.to(device)[valid], batch.mask.to(device)[valid]
+        log_q = label_log_probabilities(hidden[valid], model.head, labels)
     sequence = torch.arange(valid.shape[0], device=device)[:, None].expand(valid.shape)[valid]
     return objective.loss(log_q, mask, sequence, valid.shape[0])
 
@@ -96,7 +93,11 @@ def _optimise(
     autocast = device.type == "cuda" or (device.type == "cpu" and cpu_multiplies_bfloat16())
     parameters = list(model.parameters())
     optimiser = torch.optim.AdamW(
-        parameters, lr=options["lr"], weight_decay=options["weight_decay"], fused=True
+        parameters,
+        lr=options["lr"],
+        betas=(0.9, options["beta2"]),
+        weight_decay=options["weight_decay"],
+        fused=True,
     )
     done, log, order = load_checkpoint(checkpoint, key, model, optimiser) or (0, [], "")
     steps, block = options["steps"], cfg["model"]["block_size"]
