@@ -26,6 +26,7 @@ FLAGS = {
     "check_lossless": ["--target", "t", "--prompts", "p", "--drafters", "d"],
     "score_pool": ["--target", "t", "--responses", "a", "--drafters", "d", "e", "--state", "s"],
     "decode_live": ["--target", "t", "--prompts", "p", "--drafters", "d", "--lossless", "l", "--state", "s"],
+    "profile_decode": ["--target", "t", "--prompts", "p", "--drafters", "d"],
     "compute_stats": ["--acceptance", "a", "--training", "d", "--lossless", "l", "--responses", "r"],
 }
 

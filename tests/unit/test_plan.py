@@ -56,7 +56,7 @@ def test_ids_tell_values_apart_even_when_they_are_swapped(fields):
 
 
 def test_every_id_of_a_study_is_a_name_without_slash():
-    for made in plan_of().by_stage().values():
+    for made in plan_of({"profile": {"methods": ["plain"]}}).by_stage().values():
         assert made
         for id, artefact in made.items():
             assert id == artefact.id and re.fullmatch(ID_PATTERN, id)
@@ -146,6 +146,7 @@ def test_statistics_know_every_drafter_in_the_order_of_their_folders():
         "block_size": 4,
         "n_layers": 1,
         "steps": 6,
+        "clip": 1.0,
         "group": "",
     }
 

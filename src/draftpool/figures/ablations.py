@@ -121,5 +121,5 @@ def _level(axis: str, level: object) -> str:
 
 
 def _highest(axis: str, lines: dict[str, pd.DataFrame]) -> str:
-    members = pd.concat(lines.values())
+    members = pd.concat(lines.values(), ignore_index=True)
     return f"{SHORT[axis]}: highest at {_level(axis, members.loc[members['value'].idxmax()][axis])}"

@@ -34,7 +34,7 @@ def write_all(frame: pd.DataFrame, out: Path, note: str = "") -> None:
         note: What intervals and n mean; a line under the Markdown table, a comment above the LaTeX one.
     """
     cells = frame.astype(object).where(frame.notna(), "-").astype(str)
-    texts = {".csv": frame.to_csv(index=False), ".md": _markdown(cells, note), ".tex": _latex(cells, note)}
+    texts = {".csv": frame.to_csv(index=False), ".md": markdown(cells, note), ".tex": _latex(cells, note)}
     for suffix, text in texts.items():
         with atomic_path(Path(out).with_suffix(suffix)) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -54,7 +54,9 @@ def escape_latex(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
-def _markdown(cells: pd.DataFrame, note: str) -> str:
+def markdown(cells: pd.DataFrame, note: str = "") -> str:
+    """A Markdown table of text cells, with a note below it."""
+
     def line(values: list[str]) -> str:
         return "| " + " | ".join(value.replace("|", "\\|") for value in values) + " |"
 

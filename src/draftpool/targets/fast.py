@@ -41,27 +41,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def grouped_attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    """Grouped-query attention without copying keys and values.
-
-    Args:
-        queries: [batch, heads, n, head_dim].
-        keys: [batch, kv heads, length, head_dim].
-        values: As ``keys``.
-        bias: [batch or 1, n, length] added to the scores, or None.
-
-    Returns:
-        [batch, heads, n, head_dim]
-    """
-    batch, heads, n, head_dim = queries.shape
-    kv_heads, length = keys.shape[1], keys.shape[2]
-    grouped = queries.reshape(batch, kv_heads, heads // kv_heads * n, head_dim)
-    scores = torch.matmul(grouped * head_dim**-0.5, keys.transpose(2, 3))
-    if bias is not None:
-        scores = (scores.view(batch, kv_heads, -1, n, length) + bias[:, None, None]).view_as(scores)
-    return torch.matmul(scores.softmax(dim=-1), values).view(batch, heads, n, head_dim)
-
-
 class _Layer:
     def __init__(self, state: TargetWeights, prefix: str):
         def fused(*names: str) -> FrozenLinear:
@@ -122,9 +101,8 @@ class FastTarget:
             return None
         places = torch.arange(max(cache.lengths) + n, device=self.device)
         hidden = places[None, None, :] > positions[:, :, None]
-        return torch.zeros(hidden.shape, device=self.device, dtype=self.dtype).masked_fill_(
-            hidden, float("-inf")
-        )
+        bias = torch.zeros(hidden.shape, device=self.device, dtype=self.dtype)
+        return bias.masked_fill_(hidden, float("-inf"))[:, None]
 
     @torch.inference_mode()
     def forward(
@@ -157,10 +135,13 @@ class FastTarget:
             )
             values = qkv[:, :, rotated:].transpose(1, 2)
             all_keys, all_values = cache.write(index, keys, values, positions)
+            # Grouped queries share keys and values inside the kernel; nothing is copied.
             if fresh:
                 mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
             else:
-                mixed = grouped_attention(queries, all_keys, all_values, bias)
+                mixed = F.scaled_dot_product_attention(
+                    queries, all_keys, all_values, attn_mask=bias, enable_gqa=True
+                )
             x = x + layer.output(mixed.transpose(1, 2).reshape(batch, n, -1))
             gate, up = layer.gate_up(self._normalise(x, layer.post_norm)).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate) * up)

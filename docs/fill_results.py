@@ -1,0 +1,161 @@
+"""Fill the tables of docs/results.md and docs/performance.md from `results/`.
+
+    python docs/fill_results.py
+
+A table stands between `<!-- fill: STUDY/NAME -->` and `<!-- end -->`; what lies between is replaced. NAME is a table of
+`results/STUDY/tables/` or one of the views below. Tables of studies that are not in `results/` stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from draftpool.figures.style import run_label
+from draftpool.tables.writer import interval_text, markdown
+
+DOCS = Path(__file__).resolve().parent
+RESULTS = DOCS.parent / "results"
+BLOCK = re.compile(r"(<!-- fill: (\w+)/(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _compare(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "compare.csv")
+    return pd.DataFrame(
+        {
+            "a - b": rows["a"].map(run_label) + " - " + rows["b"].map(run_label),
+            "scope": rows["scope"],
+            "difference in tau": [interval_text(row, 3, signed=True) for _, row in rows.iterrows()],
+            "n": rows["n"],
+            "p (Holm)": rows["p_holm"].map("{:.4f}".format),
+        }
+    )
+
+
+def _specialists(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "specialists.csv")
+    return pd.DataFrame(
+        {
+            "drafter": rows["drafter"].map(run_label),
+            "where": rows["scope"],
+            "tau": rows["tau"].map("{:.2f}".format),
+            "generalist": rows["generalist_tau"].map("{:.2f}".format),
+            "difference": [interval_text(row, 3, signed=True) for _, row in rows.iterrows()],
+            "n": rows["n"],
+            "p (Holm)": rows["p_holm"].map("{:.4f}".format),
+        }
+    )
+
+
+def _seeds(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "tau_seeds.csv")
+    rows = rows[(rows["scope"] == "mean") & (rows["seeds"] > 1)]
+    return rows.drop(columns=["scope"]).round(3)
+
+
+def _repetition(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "domains.csv")
+    rows = rows[rows["metric"] == "repetition"]
+    percent = rows[["value", "low", "high"]] * 100
+    return pd.DataFrame(
+        {
+            "domain": rows["domain"],
+            "repeated 4-grams (%)": [interval_text(row, 1) for _, row in percent.iterrows()],
+            "n": rows["n"],
+        }
+    )
+
+
+def _times(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "times.csv")
+    return pd.DataFrame(
+        {"stage": rows["stage"], "jobs": rows["n"], "seconds": rows["value"].round().astype(int)}
+    )
+
+
+def _swept(stats: Path) -> pd.DataFrame:
+    drafters = pd.read_csv(stats / "drafters.csv")
+    taus = pd.read_csv(stats / "tau.csv")
+    taus = taus[(taus["level"] == "run") & (taus["metric"] == "tau") & (taus["scope"] == "mean")]
+    rows = drafters.merge(taus, on="drafter")
+    rows = rows[rows["seed"] == 0].sort_values(["group", "objective", "drafter"])
+    return pd.DataFrame(
+        {
+            "axis": rows["group"].fillna("base"),
+            "drafter": rows["drafter"].map(run_label),
+            "alpha": rows["alpha"],
+            "block": rows["block_size"],
+            "layers": rows["n_layers"],
+            "reduction": rows["reduction"],
+            "clip": rows["clip"],
+            "mean tau": [interval_text(row, 3) for _, row in rows.iterrows()],
+        }
+    )
+
+
+def _clipped(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "training.csv").merge(pd.read_csv(stats / "drafters.csv"), on="drafter")
+    grouped = rows.groupby("objective", sort=False).agg(
+        runs=("drafter", "size"), lowest=("clipped_share", "min"), highest=("clipped_share", "max")
+    )
+    return grouped.round(2).reset_index()
+
+
+VIEWS: dict[str, Callable[[Path], pd.DataFrame]] = {
+    "compare": _compare,
+    "specialists": _specialists,
+    "seeds": _seeds,
+    "repetition": _repetition,
+    "times": _times,
+    "swept": _swept,
+    "clipped": _clipped,
+}
+
+
+def _bench(name: str) -> pd.DataFrame:
+    result = json.loads((RESULTS / "bench" / f"{name}.json").read_text())
+    return pd.DataFrame(
+        [
+            {
+                "what": what,
+                "median": f"{row['median']:.3g}",
+                "quartiles": f"{row['low']:.3g} to {row['high']:.3g}" if row["n"] > 1 else "",
+                "unit": row["unit"],
+            }
+            for what, row in result["rows"].items()
+        ]
+    )
+
+
+def block(study: str, name: str) -> str | None:
+    """Markdown of a block, or None if its study is not in `results/`."""
+    if study == "bench":
+        return markdown(_bench(name), "") if (RESULTS / "bench" / f"{name}.json").exists() else None
+    folder = RESULTS / study
+    if not (folder / "stats").is_dir():
+        return None
+    if name in VIEWS:
+        frame = VIEWS[name](folder / "stats").astype(object)
+        return markdown(frame.where(frame.notna(), "-").astype(str), "")
+    return (folder / "tables" / f"{name}.md").read_text()
+
+
+def main() -> None:
+    """Fill both files."""
+    for path in (DOCS / "results.md", DOCS / "performance.md"):
+        text = path.read_text()
+
+        def filled(match: re.Match) -> str:
+            made = block(match[2], match[3])
+            print(f"{match[2]}/{match[3]}: {'kept' if made is None else 'filled'}")
+            return match[0] if made is None else f"{match[1]}\n{made}\n{match[4]}"
+
+        path.write_text(BLOCK.sub(filled, text))
+
+
+if __name__ == "__main__":
+    main()
