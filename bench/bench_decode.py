@@ -10,8 +10,9 @@ from harness import Report, Study, interleave, parser, ratio, spread
 from transformers import AutoModelForCausalLM
 
 from draftpool.artefacts import read_table
-from draftpool.decoding.engine import Result, Sampling, decode, prefill
+from draftpool.decoding.engine import Result, decode
 from draftpool.decoding.evaluation import PoolEvaluation
+from draftpool.decoding.sequence import Sampling, prefill
 from draftpool.drafters.block import BlockDrafterModel
 from draftpool.drafters.block_live import BlockDrafter, load_model
 from draftpool.drafters.ngram import NgramDrafter

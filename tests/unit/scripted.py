@@ -7,7 +7,8 @@ import torch
 from tiny import VOCABULARY
 
 from draftpool import draws
-from draftpool.decoding.engine import Result, Sampling, decode, prefill
+from draftpool.decoding.engine import Result, decode
+from draftpool.decoding.sequence import Sampling, prefill
 from draftpool.drafters.base import Draft
 from draftpool.drafters.block_live import BlockDrafter
 from draftpool.selectors.base import make_selector

@@ -15,6 +15,7 @@ from tiny import load, random_drafter, reference_of, token_ids
 
 from draftpool.decoding import engine
 from draftpool.decoding.feedback import PendingLosses, length_loss
+from draftpool.decoding.sequence import Sampling, Sequence, prefill
 from draftpool.decoding.verification import match
 from draftpool.errors import DraftpoolError
 from draftpool.selectors.base import Selector, make_selector
@@ -142,11 +143,11 @@ def test_drafters_are_fed_the_committed_tokens_and_their_taps(llama) -> None:
 
 def test_one_prefill_serves_many_runs(llama) -> None:
     target, text = llama
-    start = engine.prefill(target, PROMPT, 20, K)
+    start = prefill(target, PROMPT, 20, K)
     for limit, script in ((20, (2,)), (7, (K,)), (20, (0,))):
         drafter = Scripted("d", K, PROMPT, text, script)
         chooser = make_selector({"kind": "fixed", "arm": "d"}, ["d"])
-        result = engine.decode(target, start, {"d": drafter}, chooser, engine.Sampling(limit, ()), K, "p")
+        result = engine.decode(target, start, {"d": drafter}, chooser, Sampling(limit, ()), K, "p")
         assert result.tokens == text[:limit]
 
 
@@ -210,22 +211,24 @@ def test_d09_sabotage_of_the_loop_is_noticed(mutation, llama, monkeypatch) -> No
     arms = {"d": Scripted("d", K, PROMPT, text, (2, K, 0))}
     assert run(target, PROMPT, arms, **options).tokens == text[:LIMIT]
     name, mutant = MUTATIONS[mutation]
-    monkeypatch.setattr(
-        *((engine, "match", mutant) if name == "match" else (engine._Sequence, "commit", mutant))
-    )
+    monkeypatch.setattr(*((engine, "match", mutant) if name == "match" else (Sequence, "commit", mutant)))
     assert run(target, PROMPT, arms, **options).tokens != text[:LIMIT]
 
 
+def _block(self, draft_ids) -> torch.Tensor:
+    return torch.tensor([[self.answer[-1], *([] if draft_ids is None else draft_ids.tolist())]])
+
+
 def _stale_taps(self, draft_ids):
-    block = torch.tensor([[self.answer[-1], *draft_ids]])
-    return self.target.forward(block, self.start.cache).logits[0]
+    return self.target.forward(_block(self, draft_ids), self.start.cache).logits[0]
 
 
 def _rejected_taps(self, draft_ids):
     """Taps of the rejected tokens are left where those of the committed ones belong."""
-    output = self.target.forward(torch.tensor([[self.answer[-1], *draft_ids]]), self.start.cache)
-    place = self.anchor_place + 1
-    self.start.taps[place : place + len(draft_ids)] = output.taps[0, : len(draft_ids)]
+    block = _block(self, draft_ids)
+    output = self.target.forward(block, self.start.cache)
+    place, drafted = self.anchor_place + 1, block.shape[1] - 1
+    self.start.taps[place : place + drafted] = output.taps[0, :drafted]
     return output.logits[0]
 
 
@@ -256,7 +259,7 @@ def test_d18_drafts_after_partial_acceptance_are_those_of_a_fresh_context(family
 
 @pytest.mark.parametrize("mutant", [_stale_taps, _rejected_taps])
 def test_d09_stale_taps_are_noticed_in_the_drafts(mutant, llama, monkeypatch) -> None:
-    monkeypatch.setattr(engine._Sequence, "verify", mutant)
+    monkeypatch.setattr(Sequence, "verify", mutant)
     assert not _all_drafts_are_fresh(llama[0])
 
 
@@ -281,8 +284,8 @@ class _Schedule(Selector):
 def _play(target, arms: dict, plan: list[int], limit: int, needs: str = "bandit"):
     chooser = _Schedule(list(arms))
     chooser.plan, chooser.needs = plan, needs
-    start = engine.prefill(target, PROMPT, limit, K)
-    return engine.decode(target, start, arms, chooser, engine.Sampling(limit, ()), K, "p")
+    start = prefill(target, PROMPT, limit, K)
+    return engine.decode(target, start, arms, chooser, Sampling(limit, ()), K, "p")
 
 
 def test_d19_an_idle_drafter_drafts_what_a_busy_one_does(llama) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import live_cfg
 
-from draftpool.decoding.engine import Mark
+from draftpool.decoding.clock import Mark
 from draftpool.decoding.profile import busy, profile_decode, split_marks
 from draftpool.errors import DraftpoolError
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,15 +24,24 @@ from tiny import (
     token_ids,
     tokenizer,
 )
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from draftpool.artefacts import read_json
+from draftpool.drafters.block_config import mask_token
 from draftpool.errors import DraftpoolError
 from draftpool.targets.base import check_taps, default_taps
 from draftpool.targets.fast import FastTarget
 from draftpool.targets.fetch import fetch_target
 from draftpool.targets.hub import TransformersTarget
-from draftpool.targets.load import end_ids, load_target, load_tokenizer, load_weights, prompt_ids
+from draftpool.targets.load import (
+    GENERAL_TOKENIZERS,
+    end_ids,
+    load_target,
+    load_tokenizer,
+    load_weights,
+    prompt_ids,
+)
+from draftpool.targets.weights import described_mask_token, read_config
 
 TAPS = [0, 2]
 CPU = torch.device("cpu")
@@ -420,3 +432,30 @@ def test_families_with_other_tensor_names_give_their_weights_too(tmp_path) -> No
     assert torch.equal(weights.embedding(), model.transformer.wte.weight)
     assert torch.equal(weights.head(weights.embedding()), model.lm_head.weight)
     assert "model.embed_tokens.weight" not in weights and len(weights) == len(list(weights))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_fetched_target_is_read_without_transformers(family, targets, tmp_path) -> None:
+    fetch_target(_cfg("path", getattr(targets, family)), tmp_path / "out")
+    described, known = read_config(tmp_path / "out"), AutoConfig.from_pretrained(tmp_path / "out")
+    for name, value in vars(described).items():
+        if name not in ("dtype", "transformers_version", "_name_or_path"):
+            assert json.loads(json.dumps(getattr(known, name))) == value, name
+    assert described_mask_token(tmp_path / "out") == mask_token(load_tokenizer(tmp_path / "out"))
+    assert described_mask_token(getattr(targets, family)) is None
+    code = (
+        "import sys, torch; from pathlib import Path; from draftpool.targets.load import load_target;"
+        f"made = load_target(Path({str(tmp_path / 'out')!r}), [0], torch.device('cpu'), torch.float32);"
+        "assert 'transformers' not in sys.modules; print(made.hf_config.vocab_size)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == known.vocab_size
+    _same_logits(tmp_path / "out", getattr(targets, family))
+
+
+def test_the_general_tokenizer_class_reads_what_the_automatic_one_reads(targets) -> None:
+    ours, theirs = load_tokenizer(targets.llama), AutoTokenizer.from_pretrained(targets.llama)
+    assert read_json(targets.llama / "tokenizer_config.json")["tokenizer_class"] in GENERAL_TOKENIZERS
+    chat = [{"role": "user", "content": "the cat sat"}]
+    assert prompt_ids(ours, chat) == prompt_ids(theirs, chat)
+    assert ours.eos_token_id == theirs.eos_token_id and len(ours) == len(theirs)

@@ -22,10 +22,12 @@ from draftpool.artefacts import (
 from draftpool.config.digest import code_digest
 from draftpool.config.ids import make_key
 from draftpool.data.streams import StreamItem
-from draftpool.decoding.engine import Mark, Prefilled, Result, Sampling, decode, prefill
+from draftpool.decoding.clock import Mark
+from draftpool.decoding.engine import Result, decode
 from draftpool.decoding.evaluation import PoolEvaluation
 from draftpool.decoding.lossless import first_difference
 from draftpool.decoding.pool import Workbench, load_workbench, named_folders
+from draftpool.decoding.sequence import Prefilled, Sampling, prefill
 from draftpool.decoding.verification import gumbel_noise
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar

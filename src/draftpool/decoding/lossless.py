@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from draftpool.artefacts import write_json
-from draftpool.decoding.engine import Sampling, decode, prefill, top2_margin
+from draftpool.decoding.engine import decode, top2_margin
 from draftpool.decoding.pool import Workbench, load_workbench, named_folders
+from draftpool.decoding.sequence import Sampling, prefill
 from draftpool.errors import DraftpoolError
 from draftpool.progress import progress
 from draftpool.selectors.base import make_selector

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from draftpool.artefacts import atomic_dir, write_provenance
-from draftpool.decoding.engine import Mark
+from draftpool.decoding.clock import Mark
 from draftpool.decoding.live import Decoder, methods_of
 from draftpool.decoding.pool import load_workbench, named_folders
 from draftpool.errors import DraftpoolError

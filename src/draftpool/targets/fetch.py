@@ -7,8 +7,11 @@ import logging
 import tempfile
 from pathlib import Path
 
-from draftpool.artefacts import atomic_dir, write_provenance
+from draftpool.artefacts import atomic_dir, write_json, write_provenance
+from draftpool.drafters.block_config import mask_token
 from draftpool.errors import DraftpoolError
+from draftpool.targets.fast import FAMILIES
+from draftpool.targets.weights import DESCRIPTION
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ def _from_transformers(name: str, revision: str | None, where: str):
 
 
 def fetch_target(cfg: dict, out: Path) -> None:
-    """Write the target folder: `model.safetensors`, configuration, tokenizer, provenance.
+    """Write the target folder: `model.safetensors`, configuration, tokenizer, `draftpool.json`, provenance.
 
     Args:
         cfg: Fields of the `target` block (`source`, and `archive` + `member`, `model_id` + `revision`, or `path`).
@@ -93,4 +96,7 @@ def fetch_target(cfg: dict, out: Path) -> None:
     with atomic_dir(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if model.config.model_type in FAMILIES:
+            described = {"config": model.config.to_dict(), "mask_token_id": mask_token(tokenizer)}
+            write_json(folder / DESCRIPTION, described)
         write_provenance(folder, cfg, {"chat_template": template_hash(tokenizer)})

@@ -1,6 +1,6 @@
-"""Read a target folder's configuration and weights without building the model.
+"""Read a target folder's configuration and weights without importing or building the model.
 
-Importing and building a transformers model takes longer than many jobs; the fast path and training need only tensors.
+That takes longer than many jobs; the fast path and training need only numbers and tensors.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from draftpool.artefacts import read_json
 from draftpool.errors import DraftpoolError
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -20,12 +22,19 @@ HEAD = "lm_head.weight"
 DELETE_TARGET = "delete the folder and run snakemake again"
 
 
+# Everything the fast path and training ask of configuration and tokenizer, written once when the target is fetched.
+DESCRIPTION = "draftpool.json"
+
+
 def read_config(folder: Path):
-    """Return the transformers configuration of a target folder.
+    """Return the transformers configuration of a target folder, or what `fetch_target` wrote of it.
 
     Raises:
         DraftpoolError: If there is none, or transformers does not know the model.
     """
+    described = _description(folder)
+    if described is not None:
+        return SimpleNamespace(**described["config"])
     from transformers import AutoConfig
 
     try:
@@ -33,6 +42,17 @@ def read_config(folder: Path):
     except (OSError, ValueError) as error:
         message = str(error).splitlines()[0]
         raise DraftpoolError(f"cannot load the target ({message})", str(folder), DELETE_TARGET) from error
+
+
+def described_mask_token(folder: Path) -> int | None:
+    """Id of the masked slots as `fetch_target` found it, or None if the folder is not of its making."""
+    described = _description(folder)
+    return None if described is None else described["mask_token_id"]
+
+
+def _description(folder: Path) -> dict | None:
+    path = folder / DESCRIPTION
+    return read_json(path) if path.exists() else None
 
 
 class TargetWeights(Mapping[str, Tensor]):

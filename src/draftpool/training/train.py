@@ -25,7 +25,7 @@ from draftpool.progress import bar
 from draftpool.registry import find_registered
 from draftpool.targets.base import check_taps
 from draftpool.targets.load import load_tokenizer, load_weights, resolve_device, synchronise
-from draftpool.targets.weights import read_config
+from draftpool.targets.weights import described_mask_token, read_config
 from draftpool.training.batches import Batch, ResponseSet, make_batch
 from draftpool.training.checkpoint import load_checkpoint, save_checkpoint
 from draftpool.training.initialise import parameter_hash, start_from_drafter, start_from_target, start_random
@@ -65,9 +65,10 @@ def new_model(
     target_config = read_config(target)
     taps = check_taps(cfg["taps"], target_config.num_hidden_layers)
     shape = cfg["model"]
-    config = config_for(
-        target_config, taps, mask_token(load_tokenizer(target)), shape["n_layers"], shape["block_size"]
-    )
+    mask = described_mask_token(target)
+    if mask is None:
+        mask = mask_token(load_tokenizer(target))
+    config = config_for(target_config, taps, mask, shape["n_layers"], shape["block_size"])
     vocabulary = reduced_vocabulary(responses.answers(), shape["draft_vocab"], target_config.vocab_size)
     embedding = weights.embedding()
     model = BlockDrafterModel(config, embedding, weights.head(embedding)[vocabulary], vocabulary)
