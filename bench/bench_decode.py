@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 
 import torch
 from harness import Report, Study, interleave, parser, ratio, spread
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from draftpool.artefacts import read_table
 from draftpool.decoding.engine import Result, decode
@@ -20,6 +21,7 @@ from draftpool.selectors.base import make_selector
 from draftpool.targets.load import end_ids, load_target, load_tokenizer, synchronise
 
 CONTEXT = 150
+STACKED = 6
 LOOKUP = 10
 
 
@@ -51,7 +53,7 @@ class Bench:
     """The study's target and pool, beside the same target in transformers."""
 
     def __init__(self, options):
-        self.options, self.study = options, Study(options.config)
+        self.options, self.study = options, Study(options.overlay)
         self.report = Report("decode", options)
         self.device, dtype = self.report.device, getattr(torch, options.dtype)
         self.target = load_target(self.study.target, self.study.taps, self.device, dtype)
@@ -98,7 +100,12 @@ class Bench:
         taps = target.forward(ids, cache, "none").taps[0]
         first = next(iter(self.pool.values()))
         long = longer_block(first, target, 8)
-        members = {name: self.pool[name] for name in list(self.pool)[:6]}
+        # A smaller pool is filled up with copies, which cost what other drafters would.
+        folders = itertools.islice(itertools.cycle(self.study.pool.values()), STACKED)
+        members = {
+            str(number): BlockDrafter(str(number), load_model(folder, target))
+            for number, folder in enumerate(folders)
+        }
         evaluation = PoolEvaluation(members, target.head_weight)
         for drafter in (first, long, evaluation.stacked):
             drafter.reset(CONTEXT + 64)
@@ -111,11 +118,13 @@ class Bench:
 
             return run
 
-        past = self.peer(ids, use_cache=True).past_key_values
+        past = DynamicCache()
+        with torch.inference_mode():
+            self.peer(ids, cache=past, use_cache=True)
 
         @torch.inference_mode()
         def peer() -> None:
-            self.peer(ids[:, :1], past_key_values=past, use_cache=True)
+            self.peer(ids[:, :1], cache=past, use_cache=True)
             past.crop(-1)
 
         width = first.k + 1

@@ -18,7 +18,7 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=96)
     options.set_defaults(repeats=2)
     options = options.parse_args()
-    study = Study(options.config)
+    study = Study(options.overlay)
     report = Report("generate", options)
     dtype = getattr(torch, options.dtype)
     target = load_target(study.target, study.taps, report.device, dtype)

@@ -27,7 +27,7 @@ def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=3)
     options = options.parse_args()
-    study, report = Study(options.config), Report("pipeline", options)
+    study, report = Study(options.overlay), Report("pipeline", options)
 
     def process(*command: str):
         def run() -> None:

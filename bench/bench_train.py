@@ -17,7 +17,7 @@ class Steps:
     """Arms that take the same batch in the same repeat; making it is part of each arm's step."""
 
     def __init__(self, options):
-        study = Study(options.config)
+        study = Study(options.overlay)
         self.report = Report("train", options)
         self.data = ResponseSet(study.responses("train"), None)
         recipe = study.plan.runs[study.plan.study.generalist].recipe

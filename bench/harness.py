@@ -28,20 +28,22 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     made.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     made.add_argument("--repeats", type=int, default=20, help="measured repeats; a fifth more warms up")
-    made.add_argument("--config", type=Path, default=REPOSITORY / "config" / "default.yaml")
+    made.add_argument(
+        "--overlay", type=Path, nargs="*", default=[], help="overlays of the study whose artefacts are used"
+    )
     made.add_argument("--out", type=Path, default=RESULTS / "bench", help="folder of the JSON files")
     return made
 
 
 class Study:
-    """Folders of a finished study, found by its configuration.
+    """Folders of a finished study: config/default.yaml and overlays.
 
     Raises:
         DraftpoolError: When a folder is asked for that was not made.
     """
 
-    def __init__(self, config: Path):
-        self.plan = Plan(load(config))
+    def __init__(self, overlays: list[Path]):
+        self.plan = Plan(load(REPOSITORY / "config" / "default.yaml", *overlays))
 
     def _folder(self, kind: str, name: str) -> Path:
         folder = RESULTS / kind / name
