@@ -35,8 +35,9 @@ def main() -> None:
 
         return run
 
+    overlays = ["--configfile", *map(str, options.overlay)] if options.overlay else []
     arms = {
-        "snakemake -n on the study (bar: at most 5)": process("-m", "snakemake", "-n"),
+        "snakemake -n on the study (bar: at most 5)": process("-m", "snakemake", "-n", *overlays),
         "draftpool --help": process("-m", "draftpool.cli", "--help"),
         "start of a stage (imports of decode_live)": process(
             "-c", "import draftpool.decoding.live; from transformers import AutoConfig, AutoTokenizer"
