@@ -92,6 +92,25 @@ def match(draft: list[int], choices: list[int], limit: int, ends: Collection[int
     return Verdict(tokens, matched, min(matched, left), left, hit_eos, len(tokens) == limit)
 
 
+def target_probabilities(logits: Tensor, vocabulary: Tensor | None) -> Tensor:
+    """The target's probabilities at temperature 1 of the tokens that a drafter may propose.
+
+    Args:
+        logits: [n, vocabulary].
+        vocabulary: Token ids of the drafter's columns [draft vocabulary], or None for all ids.
+
+    Returns:
+        float32 [n, draft vocabulary]; rows add up to less than 1 where the vocabulary is reduced.
+    """
+    p = logits.float().softmax(dim=-1)
+    return p if vocabulary is None else p[:, vocabulary]
+
+
+def overlap(log_q: Tensor, p: Tensor) -> Tensor:
+    """1 - TV between drafter and target, row by row: sum over tokens of min(p, q), float32 [n] in [0, 1]."""
+    return torch.minimum(p, log_q.float().exp()).sum(dim=-1).clamp(0.0, 1.0)
+
+
 def acceptance_probability(log_q: Tensor, vocabulary: Tensor | None, logits: Tensor) -> Tensor:
     """1 - TV between drafter and target at temperature 1, slot by slot (MetaSD's BD, HedgeSpec's gamma).
 
@@ -101,9 +120,6 @@ def acceptance_probability(log_q: Tensor, vocabulary: Tensor | None, logits: Ten
         logits: Target logits [n, vocabulary] at the same positions.
 
     Returns:
-        float32 [n] in [0, 1]: sum over tokens of min(p, q).
+        float32 [n] in [0, 1].
     """
-    p = logits.float().softmax(dim=-1)
-    if vocabulary is not None:
-        p = p[:, vocabulary]
-    return torch.minimum(p, log_q.float().exp()).sum(dim=-1).clamp(0.0, 1.0)
+    return overlap(log_q, target_probabilities(logits, vocabulary))

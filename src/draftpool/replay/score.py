@@ -16,7 +16,7 @@ from draftpool.artefacts import content_hash, read_table, write_table
 from draftpool.config.digest import code_digest
 from draftpool.config.ids import make_key
 from draftpool.decoding.pool import named_folders
-from draftpool.decoding.verification import acceptance_probability
+from draftpool.decoding.verification import overlap, target_probabilities
 from draftpool.drafters.block import BlockDrafterModel
 from draftpool.drafters.block_live import load_model
 from draftpool.errors import DraftpoolError
@@ -43,7 +43,7 @@ def read_answer(target: TargetModel, prompt: list[int], answer: list[int]) -> tu
 
 @torch.inference_mode()
 def score_answer(
-    model: BlockDrafterModel, prompt_length: int, answer: list[int], taps: Tensor, logits: Tensor
+    model: BlockDrafterModel, prompt_length: int, answer: list[int], taps: Tensor, p: Tensor
 ) -> list[dict]:
     """Acceptance of one drafter at every anchor of one answer.
 
@@ -52,7 +52,7 @@ def score_answer(
         prompt_length: Tokens of the prompt.
         answer: The target's own ids [n].
         taps: [prompt + n - 1, taps x hidden].
-        logits: Target logits [n, vocabulary] of every answer token.
+        p: The target's probabilities [n, draft vocabulary] at every answer token, columns as the drafter's.
 
     Returns:
         One row per anchor position 0 .. n - 2: position, left, k, accepted, committed, censored, gamma, reward_bd.
@@ -73,7 +73,7 @@ def score_answer(
     agree = (proposed == ids[index.clamp(max=n - 1)]) & inside
     matched = agree.long().cumprod(dim=1).sum(dim=1).tolist()
     gamma = torch.zeros(index.shape, device=device)
-    gamma[inside] = acceptance_probability(log_q[inside], model.vocabulary, logits[index[inside]])
+    gamma[inside] = overlap(log_q[inside], p[index[inside]])
     gamma = gamma.cpu().numpy()
     rows = []
     for place in range(n - 1):
@@ -108,10 +108,15 @@ def _score_domain(
         taps, logits = read_answer(target, prompt, answer)
         tokens += len(answer)
         disagreeing += int((logits.argmax(dim=-1).cpu() != torch.tensor(answer)).sum())
+        # Drafters trained on the same answers have the same vocabulary, so its columns are taken once.
+        columns: dict[bytes, Tensor] = {}
         for name, model in models.items():
+            key = model.vocabulary.cpu().numpy().tobytes()
+            if key not in columns:
+                columns[key] = target_probabilities(logits, model.vocabulary)
             common = {"prompt_id": row.prompt_id, "domain": row.domain, "repeat": int(row.sample)}
             rows[name] += [
-                common | scored for scored in score_answer(model, len(prompt), answer, taps, logits)
+                common | scored for scored in score_answer(model, len(prompt), answer, taps, columns[key])
             ]
             shown.update(1)
     print(
