@@ -99,6 +99,8 @@ def _swept(stats: Path) -> pd.DataFrame:
 
 def _clipped(stats: Path) -> pd.DataFrame:
     rows = pd.read_csv(stats / "training.csv").merge(pd.read_csv(stats / "drafters.csv"), on="drafter")
+    # Other sweeps change what clipping depends on.
+    rows = rows[rows["group"].isna() | (rows["group"] == "objective")]
     grouped = rows.groupby("objective", sort=False).agg(
         runs=("drafter", "size"), lowest=("clipped_share", "min"), highest=("clipped_share", "max")
     )
