@@ -40,6 +40,7 @@ def draw(stats: Path, out: Path) -> None:
         "One answer per method; no intervals. Python: what is left of a part outside its operators, dispatch and the "
         "profiler's own cost included, so the timed figures are lower. Switch: drafter prefill and catch-up."
     )
-    title = f"Python takes {style.percent(shares.min())} to {style.percent(shares.max())} of a profiled round"
+    low, high = style.percent(shares.min()), style.percent(shares.max())
+    title = f"Python takes {low if low == high else f'{low} to {high}'} of a profiled round"
     style.frame(figure, title, note, plot, columns=7)
     style.save(figure, out)
