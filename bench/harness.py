@@ -76,17 +76,18 @@ class Study:
 
 
 def interleave(
-    arms: dict[str, Callable[[], object]], repeats: int, device: torch.device
+    arms: dict[str, Callable[[], object]], repeats: int, device: torch.device, warmup: int | None = None
 ) -> dict[str, list[float]]:
     """Seconds of every arm in every repeat; arms take turns, and every other repeat goes backwards.
 
     Args:
         arms: What is timed, by name.
-        repeats: Measured repeats; a fifth as many (at least one) run before and are dropped.
+        repeats: Measured repeats.
         device: Synchronised around every measurement.
+        warmup: Repeats that run before and are dropped; a fifth of ``repeats``, at least one, if not given.
     """
     times: dict[str, list[float]] = {name: [] for name in arms}
-    warmup = max(1, repeats // 5)
+    warmup = max(1, repeats // 5) if warmup is None else warmup
     for repeat in range(warmup + repeats):
         order = list(arms) if repeat % 2 else list(reversed(arms))
         for name in order:
