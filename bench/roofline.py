@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import LogLocator, NullLocator
 
 from draftpool.figures import style
 
@@ -41,24 +42,34 @@ def draw(path: Path) -> Path:
             label=None if label in seen else label,
         )
         seen.add(label)
+        text, left = name.removeprefix("transformers, "), False
+        if name.startswith("block of "):
+            # Blocks stand above each other; the ends of the column tell the rest.
+            text, left = name.removeprefix("block of "), True
+            if text not in ("1", "16"):
+                continue
         panel.annotate(
-            name.removeprefix("block of ").removeprefix("transformers, "),
+            text,
             (moved / 1e6, point["median"]),
             textcoords="offset points",
-            xytext=(7, -3),
+            xytext=(-8 if left else 8, -3),
+            ha="right" if left else "left",
             fontsize=7,
         )
     line = np.geomspace(min(size.values()) / 2e6, max(size.values()) * 2 / 1e6, 50)
     panel.plot(line, line / bandwidth, color="black", lw=1, label=f"reading at {bandwidth:.0f} GB/s")
     panel.plot(line, line / bandwidth / 0.4, color=style.GREY, lw=1, ls="--", label="40 % of it")
     panel.set(xscale="log", yscale="log", xlabel="weights read per call (MB)", ylabel="time per call (ms)")
-    panel.grid(lw=0.4, which="both")
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
+    panel.grid(lw=0.4)
     share = rows["share of the bandwidth limit, one token (bar: at least 0.4)"]["median"]
-    note = (
-        f"{result['dtype']}, {result['threads']} threads, {result['device']}. Numbers beside the target's points: "
-        "tokens of the call. Bars: quartiles. Bandwidth: sum over 1 GB with the same threads."
+    note = f"{result['dtype']}, {result['threads']} threads, {result['device']}. Target: blocks of 1 to 16 tokens. Bars: quartiles. Bandwidth: sum over 1 GB with the same threads."
+    style.frame(
+        figure, f"One plain token uses {style.percent(share)} of the memory bandwidth", note, panel, columns=6
     )
-    style.frame(figure, f"One plain token uses {share:.0%} of the memory bandwidth", note, panel, columns=6)
     out = path.parent / "roofline.png"
     style.save(figure, out)
     return out
