@@ -66,7 +66,10 @@ def draw(path: Path) -> Path:
         axis.set_minor_locator(NullLocator())
     panel.grid(lw=0.4)
     share = rows["share of the bandwidth limit, one token (bar: at least 0.4)"]["median"]
-    note = f"{result['dtype']}, {result['threads']} threads, {result['device']}. Target: blocks of 1 to 16 tokens. Bars: quartiles. Bandwidth: sum over 1 GB with the same threads."
+    note = (
+        f"{result['dtype']}, {result['threads']} threads, {result['device']}. Target: blocks of 1 to 16 tokens. "
+        "Bars: quartiles. Bandwidth: sum over 1 GB with the same threads."
+    )
     style.frame(
         figure, f"One plain token uses {style.percent(share)} of the memory bandwidth", note, panel, columns=6
     )
