@@ -7,6 +7,7 @@ import statistics
 import time
 
 import torch
+import torch.nn.functional as F
 from harness import Report, Study, interleave, parser, ratio, spread
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -173,6 +174,30 @@ class Bench:
         ) / one
         report.row(f"break-even tau at block {width}", break_even, "tokens")
 
+    def products(self) -> None:
+        """The target's own products alone: packed weights against the plain kernel, at several numbers of rows."""
+        layers, report = self.target.layers, self.report
+        kinds = {
+            "gate and up": [layer.gate_up for layer in layers],
+            "down": [layer.down for layer in layers],
+            "head": [self.target.head],
+        }
+        for name, parts in kinds.items():
+            shape = (parts[0].out_features, parts[0].in_features)
+            plain = [torch.randn(shape, dtype=self.target.dtype, device=self.device) for _ in parts]
+            for rows in (1, 8, 32):
+                x = torch.randn(rows, shape[1], dtype=self.target.dtype, device=self.device)
+                arms = {
+                    "ours": lambda parts=parts, x=x: [part(x) for part in parts],
+                    "plain": lambda plain=plain, x=x: [F.linear(x, weight) for weight in plain],
+                }
+                for arm, seconds in interleave(arms, max(3, self.options.repeats // 4), self.device).items():
+                    operations = 2 * rows * shape[0] * shape[1] * len(parts)
+                    size = plain[0].element_size() * shape[0] * shape[1] * len(parts)
+                    unit, amount = ("GB/s", size) if rows == 1 else ("GFLOP/s", operations)
+                    speeds = [amount / second / 1e9 for second in seconds]
+                    report.row(f"{name} {shape[0]} x {shape[1]}, {rows} rows, {arm}", spread(speeds), unit)
+
     def texts(self) -> None:
         """Whole answers: plain, the generalist, prompt lookup, and the peers; every arm once per prompt."""
         name, generalist = next(iter(self.pool.items()))
@@ -249,6 +274,7 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=48, help="tokens per answer")
     bench = Bench(options.parse_args())
     bench.one_token()
+    bench.products()
     bench.selection()
     bench.texts()
     bench.report.finish()
