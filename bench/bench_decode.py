@@ -35,7 +35,7 @@ def read_bandwidth(device: torch.device, repeats: int) -> list[float]:
 
 def weight_bytes(target) -> int:
     """Bytes of the weights that one decoded token reads."""
-    size = torch.empty(0, dtype=target.dtype).element_size()
+    size = target.dtype.itemsize
     layers = [
         part for layer in target.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)
     ]
@@ -152,7 +152,7 @@ class Bench:
             "x",
         )
         heads = {name: drafter.model.head.numel() for name, drafter in (("first", first), ("long", long))}
-        size = torch.empty(0, dtype=target.dtype).element_size()
+        size = target.dtype.itemsize
         layers = size * sum(part.numel() for part in first.model.layers.parameters())
         union = evaluation.stacked.model.head.numel()
         report.result["bytes"] = {

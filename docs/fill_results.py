@@ -77,26 +77,6 @@ def _times(stats: Path) -> pd.DataFrame:
     )
 
 
-def _swept(stats: Path) -> pd.DataFrame:
-    drafters = pd.read_csv(stats / "drafters.csv")
-    taus = pd.read_csv(stats / "tau.csv")
-    taus = taus[(taus["level"] == "run") & (taus["metric"] == "tau") & (taus["scope"] == "mean")]
-    rows = drafters.merge(taus, on="drafter")
-    rows = rows[rows["seed"] == 0].sort_values(["group", "objective", "drafter"])
-    return pd.DataFrame(
-        {
-            "axis": rows["group"].fillna("base"),
-            "drafter": rows["drafter"].map(run_label),
-            "alpha": rows["alpha"],
-            "block": rows["block_size"],
-            "layers": rows["n_layers"],
-            "reduction": rows["reduction"],
-            "clip": rows["clip"],
-            "mean tau": [interval_text(row, 3) for _, row in rows.iterrows()],
-        }
-    )
-
-
 def _clipped(stats: Path) -> pd.DataFrame:
     rows = pd.read_csv(stats / "training.csv").merge(pd.read_csv(stats / "drafters.csv"), on="drafter")
     # Other sweeps change what clipping depends on.
@@ -113,7 +93,6 @@ VIEWS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "seeds": _seeds,
     "repetition": _repetition,
     "times": _times,
-    "swept": _swept,
     "clipped": _clipped,
 }
 

@@ -43,6 +43,9 @@ class HostClock:
         now = time.perf_counter()
         self.parts[name] += now - self.last
         self.last = now
+        self._mark(name)
+
+    def _mark(self, name: str) -> None:
         if self.marks is not None:
             now_ns = time.time_ns()
             self.marks.append(Mark(name.removeprefix("t_"), self.last_ns, now_ns))
@@ -88,10 +91,7 @@ class EventClock(HostClock):
         event = self._record()
         self.open.append((self.parts, name, self.last_event, event))
         self.last_event = event
-        if self.marks is not None:
-            now_ns = time.time_ns()
-            self.marks.append(Mark(name.removeprefix("t_"), self.last_ns, now_ns))
-            self.last_ns = now_ns
+        self._mark(name)
 
     def finish(self) -> None:
         """Wait for the device once and fill in the seconds of all rounds."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from draftpool.artefacts import read_json, write_json
 from draftpool.errors import DraftpoolError
+from draftpool.targets.base import head_size
 
 
 class BlockConfig(BaseModel):
@@ -51,7 +52,7 @@ def config_for(hf_config, taps: list[int], mask_token_id: int, n_layers: int, bl
         intermediate_size=hf_config.intermediate_size,
         heads=heads,
         kv_heads=getattr(hf_config, "num_key_value_heads", heads),
-        head_dim=getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads,
+        head_dim=head_size(hf_config),
         eps=getattr(hf_config, "rms_norm_eps", 1e-6),
         rope_theta=(getattr(hf_config, "rope_parameters", None) or {}).get("rope_theta", 10000.0),
         max_positions=hf_config.max_position_embeddings,

@@ -53,6 +53,11 @@ class TargetModel(Protocol):
         """
 
 
+def head_size(hf_config) -> int:
+    """Size of an attention head; configurations that do not name it divide the hidden size evenly."""
+    return getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
+
+
 def default_taps(n_layers: int, n: int = 5) -> list[int]:
     """Layers spread from the 2nd to the 3rd-to-last (DFlash, arXiv 2602.06036, section 4)."""
     if n_layers < n + 3:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftpool.targets.base import Logits, TargetOutput
+from draftpool.targets.base import Logits, TargetOutput, head_size
 from draftpool.targets.cache import KeyValueCache
 from draftpool.targets.linear import FrozenLinear
 from draftpool.targets.weights import TargetWeights
@@ -75,7 +75,7 @@ class FastTarget:
         self.embedding = state.embedding()
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.head_dim = head_size(config)
         self.eps = config.rms_norm_eps
         self.layers = [_Layer(state, f"model.layers.{index}.") for index in range(config.num_hidden_layers)]
         self.norm = state["model.norm.weight"]

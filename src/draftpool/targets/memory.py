@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from draftpool.errors import DraftpoolError
-from draftpool.targets.base import TargetModel
+from draftpool.targets.base import TargetModel, head_size
 
 # Share of the free memory that may be planned for; the rest is for the allocator and other processes.
 USABLE = 0.8
@@ -20,14 +20,13 @@ def sequence_bytes(target: TargetModel, length: int, prompt: int) -> int:
         length: Tokens of prompt and answer.
         prompt: Tokens read at once.
     """
-    config, size = target.hf_config, torch.empty(0, dtype=target.dtype).element_size()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cache = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * length
+    config = target.hf_config
+    cache = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size(config) * length
     # The widest moment of a layer: its input, gate, up and their product; and the taps kept of every token.
     activations = prompt * (
         2 * config.hidden_size + 3 * config.intermediate_size + 2 * len(target.taps) * config.hidden_size
     )
-    return size * (cache + activations) + 4 * config.vocab_size
+    return target.dtype.itemsize * (cache + activations) + 4 * config.vocab_size
 
 
 def free_bytes(device: torch.device) -> int:

@@ -68,7 +68,7 @@ class TargetWeights(Mapping[str, Tensor]):
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu"):
-        self.folder, self.dtype, self.device = folder, dtype, torch.device(device)
+        self.dtype, self.device = dtype, torch.device(device)
         index = folder / "model.safetensors.index.json"
         try:
             shards = (
