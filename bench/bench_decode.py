@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from harness import Report, Study, interleave, parser, ratio, spread
+from harness import Report, Study, interleave, parser, ratio, run, spread
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from draftpool.artefacts import read_table
@@ -285,4 +285,4 @@ def _total(seconds: dict[str, list[float]], above: str, below: str) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

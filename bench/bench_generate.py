@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from harness import Report, Study, interleave, parser, ratio, spread
+from harness import Report, Study, interleave, parser, ratio, run, spread
 from transformers import AutoModelForCausalLM
 
 from draftpool.artefacts import read_table
@@ -73,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

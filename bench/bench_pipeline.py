@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 
 import pandas as pd
-from harness import REPOSITORY, RESULTS, Report, Study, interleave, parser, spread
+from harness import REPOSITORY, RESULTS, Report, Study, interleave, parser, run, spread
 
 
 def stage_seconds(study: Study) -> dict[str, list[tuple[float, float]]]:
@@ -57,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from harness import Report, Study, interleave, parser, ratio, spread
+from harness import Report, Study, interleave, parser, ratio, run, spread
 from plain_training import PlainDrafter, plain_step
 from torch.nn.utils.rnn import pad_sequence
 
@@ -111,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -7,6 +7,7 @@ import json
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,15 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     made.add_argument("--out", type=Path, default=RESULTS / "bench", help="folder of the JSON files")
     return made
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a benchmark; what it cannot work with ends in one line and exit status 2."""
+    try:
+        main()
+    except DraftpoolError as error:
+        print(f"draftpool: error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 class Study:

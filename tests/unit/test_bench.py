@@ -59,7 +59,7 @@ def test_a_report_ends_with_one_json_line(tmp_path, capsys):
     assert json.loads(line)["rows"]["speed"]["unit"] == "x" and json.loads(line)["benchmark"] == "x"
 
 
-def test_a_missing_study_says_what_to_run(monkeypatch, tmp_path):
+def test_a_missing_study_says_what_to_run(monkeypatch, tmp_path, capsys):
     import harness
 
     from draftpool.errors import DraftpoolError
@@ -68,6 +68,10 @@ def test_a_missing_study_says_what_to_run(monkeypatch, tmp_path):
     study = harness.Study([])
     with pytest.raises(DraftpoolError, match="make study"):
         assert study.target
+    with pytest.raises(SystemExit) as ended:
+        harness.run(lambda: study.target)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_roofline_is_drawn(tmp_path):
