@@ -24,6 +24,35 @@ def uniform(size: int | tuple[int, ...], *key: str | int) -> np.ndarray:
     return np.clip(draws, np.finfo(np.float64).tiny, 1.0 - np.finfo(np.float64).epsneg)
 
 
+def selector_key(seed: int, repeat: int, prompt_id: str) -> tuple[str | int, ...]:
+    """Key of a selector's draws in one answer, live and in replay."""
+    return ("selector", seed, repeat, prompt_id)
+
+
+class RoundDraws:
+    """Uniforms of one episode: row t of `width` numbers depends on the key, the width and t alone.
+
+    Rounds are drawn in blocks, since making a generator costs more than its numbers.
+    """
+
+    BLOCK = 64
+
+    def __init__(self, width: int, *key: str | int) -> None:
+        self.width, self.key = width, key
+        self._block, self._number = np.empty((0, width)), -1
+
+    def block(self, number: int) -> np.ndarray:
+        """Rows ``number * BLOCK`` to ``(number + 1) * BLOCK`` [BLOCK, width]."""
+        return uniform((self.BLOCK, self.width), *self.key, number)
+
+    def row(self, t: int) -> np.ndarray:
+        """Row t [1, width]."""
+        number, place = divmod(t, self.BLOCK)
+        if number != self._number:
+            self._block, self._number = self.block(number), number
+        return self._block[place : place + 1]
+
+
 def seed_of(*key: str | int) -> int:
     """Return a 63-bit seed for libraries that want an integer."""
     return int(generator(*key).integers(0, 2**63 - 1))

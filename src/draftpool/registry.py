@@ -11,6 +11,7 @@ import ast
 import importlib
 import importlib.util
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -87,8 +88,18 @@ def _find(package: str, decorator: str, name: str) -> _Entry:
 
 def _scan(package: str, decorator: str) -> dict[str, _Entry]:
     folder = _folder(package)
+    files = [(file, file.stat()) for file in sorted(folder.rglob("*.py"))]
+    stamps = tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in files)
+    return _scan_files(package, decorator, folder, stamps)
+
+
+@lru_cache(maxsize=32)
+def _scan_files(
+    package: str, decorator: str, folder: Path, stamps: tuple[tuple[Path, int, int], ...]
+) -> dict[str, _Entry]:
+    """Entries of files as they stand: selectors are made by the thousand, and parsing takes its time."""
     entries: dict[str, _Entry] = {}
-    for file in sorted(folder.rglob("*.py")):
+    for file, *_ in stamps:
         source = file.read_text(encoding="utf-8")
         if decorator not in source:
             continue

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from selector_kinds import context_of
 
-from draftpool.selectors.base import Completed, Feedback, Selector
+from draftpool.selectors.base import Completed, Context, Feedback, FirstSlots, Selector
 
 
 @dataclass
@@ -34,6 +35,13 @@ class World:
     def losses(self, rounds: np.ndarray, episode: np.ndarray) -> np.ndarray:
         """Length losses [m, N] of m rounds."""
         return 1.0 - (self.accepted[rounds, episode] + 1) / (self.k_pool + 1)
+
+    def gamma(self, rounds: np.ndarray, episode: np.ndarray) -> np.ndarray:
+        """Acceptance probabilities [m, N, K] of m rounds: high where accepted, 0 beyond an arm's draft."""
+        slot = np.arange(self.k_pool)
+        accepted = self.accepted[rounds, episode][..., None]
+        chance = np.where(slot < accepted, 0.9, 0.2 + 0.1 * (accepted % 3))
+        return np.where(slot < self.k[:, None], chance, 0.0)
 
     def episode(self, s: int) -> World:
         """The world of one episode alone."""
@@ -94,14 +102,22 @@ def feedback_of(world: World, t: int, arms: np.ndarray) -> Feedback:
         reward_be=np.where(active, accepted / world.k_pool, np.inf),
         reward_bd=np.where(active, world.reward_bd[t, rows, arms], np.inf),
         active=active,
-        completed=Completed(episode, rounds, world.losses(rounds, episode)) if batch else None,
+        completed=Completed(episode, rounds, world.losses(rounds, episode), world.gamma(rounds, episode))
+        if batch
+        else None,
+        first=FirstSlots(active, world.accepted[t] > 0, world.gamma(np.full(len(rows), t), rows)[:, :, 0]),
     )
 
 
 def play(selector: Selector, world: World) -> tuple[np.ndarray, np.ndarray]:
     """Arms int[T, S] and propensities float[T, S]; -1 and NaN once an episode is finished."""
+    return play_in(selector, world, None)
+
+
+def play_in(selector: Selector, world: World, context: Context | None) -> tuple[np.ndarray, np.ndarray]:
+    """As `play`, with what some selectors need besides feedback."""
     rounds, episodes, n_arms = world.shape
-    selector.reset(n_arms, world.k, episodes)
+    selector.reset(n_arms, world.k, episodes, context or context_of(n_arms, episodes))
     arms = np.full((rounds, episodes), -1)
     propensity = np.full((rounds, episodes), np.nan)
     for t in range(rounds):

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from selector_worlds import World, play, random_world
 
 from draftpool.selectors.base import Completed, Feedback, make_selector
-from draftpool.selectors.hedgespec import normal_hedge_scale, normal_hedge_weights
+from draftpool.selectors.normal_hedge import normal_hedge_scale, normal_hedge_weights
 
 regrets = st.lists(st.floats(-50, 50), min_size=1, max_size=8)
 

@@ -8,20 +8,9 @@ import pandas as pd
 from draftpool.analysis.bootstrap import Resampling, ratio_interval, ratio_of_ratios_interval
 from draftpool.analysis.metrics import dense_committed, per_prompt, walk
 from draftpool.errors import DraftpoolError
+from draftpool.replay.oracles import best_switching_rounds
 
 ORACLES = ("best_fixed_stream", "best_fixed_query", "best_switching")
-
-
-def best_switching_rounds(committed: np.ndarray) -> np.ndarray:
-    """Fewest rounds over all sequences of drafters: [P, N, L + 1] -> [P, L + 1], indexed by tokens left.
-
-    Dynamic programming from the end: R(l) = 1 + min_i R(l - committed_i(l)), R(0) = 0.
-    """
-    rounds = np.zeros((committed.shape[0], committed.shape[2]), dtype=committed.dtype)
-    rows = np.arange(len(committed))[:, None]
-    for left in range(1, committed.shape[2]):
-        rounds[:, left] = 1 + rounds[rows, left - committed[:, :, left]].min(axis=1)
-    return rounds
 
 
 def switching(table: pd.DataFrame) -> pd.DataFrame:

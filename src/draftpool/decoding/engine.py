@@ -13,11 +13,11 @@ from torch import Tensor
 from draftpool import draws
 from draftpool.decoding.clock import PARTS, Mark, make_clock
 from draftpool.decoding.evaluation import PoolEvaluation
-from draftpool.decoding.feedback import PendingLosses
+from draftpool.decoding.feedback import PendingLosses, SlotProbabilities
 from draftpool.decoding.sequence import Prefilled, Sampling, Sequence
 from draftpool.decoding.verification import Verdict, acceptance_probability, match, target_choices
 from draftpool.drafters.base import Draft, Drafter
-from draftpool.selectors.base import Feedback, Selector
+from draftpool.selectors.base import Completed, Context, Feedback, FirstSlots, Selector
 from draftpool.targets.base import TargetModel
 
 
@@ -53,6 +53,8 @@ def decode(
     keep_margins: bool = False,
     evaluation: PoolEvaluation | None = None,
     marks: list[Mark] | None = None,
+    context: Context | None = None,
+    resumed: bool = False,
 ) -> Result:
     """Decode one answer under one selector.
 
@@ -60,7 +62,7 @@ def decode(
         target: The model whose text is kept.
         start: The prompt, already read.
         arms: Drafters by name in the selector's order; None is plain decoding.
-        selector: A selector over these arms; it is reset.
+        selector: A selector over these arms; it is reset, unless `resumed`.
         sampling: Temperature, seed, limit and end ids.
         k_pool: Longest draft of the pool, the scale of rewards.
         prompt_id: Keys the draws of text and selector.
@@ -68,15 +70,24 @@ def decode(
         keep_margins: Also keep the target's top-2 margin of every committed token (for half precision).
         evaluation: Evaluates these arms for a full-information selector; made here if it is not given.
         marks: Parts of the rounds are added to it, for the profiler.
+        context: What some selectors need besides feedback.
+        resumed: The selector goes on from the query before; one that carries nothing begins anew.
 
     Returns:
         The answer; the token sampled at prefill belongs to no round.
     """
     names, clock, result = list(arms), make_clock(target.device, marks), Result()
     lengths = np.array([0 if drafter is None else drafter.k for drafter in arms.values()])
-    selector.reset(len(names), lengths, 1)
-    pending = PendingLosses(k_pool)
+    if resumed:
+        selector.resume()
+    else:
+        selector.reset(len(names), lengths, 1, context)
+    pending = PendingLosses(k_pool, whole=selector.reads_gamma)
+    probabilities = SlotProbabilities(k_pool)
     available = np.ones((1, len(names)), dtype=bool)
+    noise = draws.RoundDraws(
+        len(names) + 1, *draws.selector_key(selector_seed, sampling.sample_seed, prompt_id)
+    )
     sequence = Sequence(start, target, arms, sampling)
     if selector.needs == "full":
         evaluation = evaluation or PoolEvaluation(arms, target.head_weight)
@@ -88,13 +99,11 @@ def decode(
     while sequence.answer[-1] not in sampling.ends and len(sequence.answer) < sampling.max_new_tokens:
         t, position = len(result.rounds), len(sequence.answer) - 1
         parts = clock.start()
-        keys = draws.uniform(
-            (1, len(names) + 1), "selector", selector_seed, sampling.sample_seed, prompt_id, t
-        )
-        chosen, propensity = selector.select(t, available, keys)
+        chosen, propensity = selector.select(t, available, noise.row(t))
         arm = int(chosen[0])
+        full = bool(selector.evaluates(t)[0])
         clock.lap("t_select")
-        if selector.needs == "full":
+        if full:
             # The evaluation holds the chosen arm's draft too, so nothing is drafted twice.
             evaluated = evaluation.evaluate(
                 sequence.answer[-1], sequence.anchor_place, sequence.unread, sequence.catch_up
@@ -119,11 +128,23 @@ def decode(
         draft_ids = proposals[played]
         verdict = match(draft_ids, chosen_ids, sampling.max_new_tokens - len(sequence.answer), sampling.ends)
         clock.lap("t_verify")
-        if selector.needs == "full":
+        first = None
+        if full:
             pending.add(t, len(sequence.answer), proposals)
+            first = _first_slots(proposals, chosen_ids[0])
+        if selector.reads_gamma:
+            rows = logits[: len(verdict.tokens)]
+            probabilities.add(t, len(sequence.answer), drafts if full else None, rows)
+            if first is not None:
+                first = FirstSlots(first.evaluated, first.hit, probabilities.slots(t, 1)[None, :, 0])
+            clock.lap("t_evaluate")
         sequence.commit(verdict.tokens, len(draft_ids))
         clock.lap("t_commit")
         completed = pending.deliver(sequence.answer) if selector.needs == "full" else None
+        if completed is not None and selector.reads_gamma:
+            gamma_of_rounds = probabilities.take(completed.round)
+            completed = Completed(completed.episode, completed.round, completed.loss, gamma_of_rounds)
+            clock.lap("t_evaluate")
         feedback = Feedback(
             accepted=np.array([verdict.accepted]),
             drafted=np.array([len(draft_ids)]),
@@ -132,6 +153,7 @@ def decode(
             reward_bd=np.array([_reward_bd(slots, verdict)]),
             active=np.array([True]),
             completed=completed,
+            first=first,
         )
         selector.update(chosen, feedback)
         clock.lap("t_select")
@@ -153,6 +175,7 @@ def decode(
                 "reward_be": verdict.accepted / k_pool,
                 "reward_bd": _reward_bd(slots, verdict),
                 "propensity": float(propensity[0]),
+                "evaluated": full,
                 "losses": None,
                 "parts": parts,
             }
@@ -166,6 +189,12 @@ def decode(
     result.seconds = sum(row[part] for row in result.rounds for part in PARTS)
     result.tokens = sequence.answer
     return result
+
+
+def _first_slots(proposals: list[list[int]], token: int) -> FirstSlots:
+    """Whether every arm's first proposed token is the target's."""
+    hit = np.array([[bool(draft) and draft[0] == token for draft in proposals]])
+    return FirstSlots(np.array([True]), hit)
 
 
 def _acceptance(draft: Draft | None, logits: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Full-information losses of block drafters, delivered when they are known (HedgeSpec with delayed feedback)."""
+"""Full information about block drafters, delivered when it is known (HedgeSpec with delayed feedback)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
+from draftpool.decoding.verification import acceptance_probability
+from draftpool.drafters.base import Draft
 from draftpool.selectors.base import Completed
 
 
@@ -29,10 +32,12 @@ class PendingLosses:
 
     A drafter's loss at an anchor is known once its draft met a mismatch with the committed text or all its tokens
     are there. A round is delivered when all its drafters' losses are known, in order of completion; rounds still
-    open when the text ends are dropped.
+    open when the text ends are dropped. With `whole` a round waits until K tokens are there, for estimators that
+    read all slots.
     """
 
     k_pool: int
+    whole: bool = False
     waiting: list[_Pending] = field(default_factory=list)
 
     def add(self, round_: int, start: int, drafts: Sequence[list[int]]) -> None:
@@ -53,7 +58,8 @@ class PendingLosses:
             for arm, draft in enumerate(pending.drafts):
                 if pending.accepted[arm] is None:
                     pending.accepted[arm] = matching_prefix(draft, known)
-            if any(accepted is None for accepted in pending.accepted):
+            short = self.whole and len(known) < self.k_pool
+            if short or any(accepted is None for accepted in pending.accepted):
                 still.append(pending)
             else:
                 rounds.append(pending.round)
@@ -62,6 +68,57 @@ class PendingLosses:
         if not rounds:
             return None
         return Completed(np.zeros(len(rounds), dtype=np.int64), np.array(rounds), np.array(losses))
+
+
+class SlotProbabilities:
+    """Acceptance probabilities of every arm's slots along the committed text, for soft estimators.
+
+    Holds the target's logits of the last K committed positions, and the drafts of the rounds that still wait.
+
+    Args:
+        k_pool: K, the pool's longest draft.
+    """
+
+    def __init__(self, k_pool: int):
+        self.k_pool = k_pool
+        self._logits: dict[int, Tensor] = {}
+        self._drafts: dict[int, tuple[int, list[Draft | None]]] = {}
+
+    def add(self, round_: int, start: int, drafts: list[Draft | None] | None, logits: Tensor) -> None:
+        """Remember what a round committed and, if all arms were evaluated, what they drafted.
+
+        Args:
+            round_: Round number.
+            start: Place in the answer of the first drafted token.
+            drafts: Drafts of all arms, or None.
+            logits: The target's rows of the committed tokens [committed, vocabulary].
+        """
+        if drafts is not None:
+            self._drafts[round_] = (start, drafts)
+        self._logits |= {start + row: logits[row] for row in range(len(logits))}
+        oldest = min((place for place, _ in self._drafts.values()), default=start)
+        self._logits = {place: row for place, row in self._logits.items() if place >= oldest}
+
+    def slots(self, round_: int, n_slots: int) -> np.ndarray:
+        """Acceptance probabilities [N, n_slots] of a round, 0 beyond an arm's draft."""
+        start, drafts = self._drafts[round_]
+        gamma = np.zeros((len(drafts), n_slots))
+        for arm, draft in enumerate(drafts):
+            if draft is None or draft.log_q is None:
+                continue
+            for slot in range(min(n_slots, len(draft.log_q))):
+                row = self._logits[start + slot][None]
+                gamma[arm, slot] = float(
+                    acceptance_probability(draft.log_q[slot][None], draft.vocabulary, row)[0]
+                )
+        return gamma
+
+    def take(self, rounds: Sequence[int]) -> np.ndarray:
+        """Acceptance probabilities [m, N, K] of completed rounds, which are forgotten."""
+        found = np.stack([self.slots(int(round_), self.k_pool) for round_ in rounds])
+        for round_ in rounds:
+            del self._drafts[int(round_)]
+        return found
 
 
 def matching_prefix(draft: list[int], known: list[int]) -> int | None:

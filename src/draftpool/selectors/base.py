@@ -43,12 +43,43 @@ class Completed:
     Attributes:
         episode: int[m], whose loss.
         round: int[m], the round whose anchor was evaluated (at most the present one).
-        loss: float[m, N] in [0, 1].
+        loss: float[m, N] in [0, 1]: 1 - (a + 1) / (K + 1), a being what the arm would have had accepted.
+        gamma: float[m, N, K], acceptance probability of every slot (0 beyond an arm's own draft), or None
+            if the selector does not read it.
     """
 
     episode: Ints
     round: Ints
     loss: Floats
+    gamma: Floats | None = None
+
+
+@dataclass(frozen=True)
+class FirstSlots:
+    """What every arm's first slot met in a round that was evaluated; known at once.
+
+    Attributes:
+        evaluated: bool[S], episodes whose arms were all evaluated in this round.
+        hit: bool[S, N], the first proposed token is the target's.
+        gamma: float[S, N], its acceptance probability, or None if the selector does not read it.
+    """
+
+    evaluated: Bools
+    hit: Bools
+    gamma: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a selector may know besides its feedback.
+
+    Attributes:
+        costs: float[N], modelled seconds of a round with each arm (the frozen artefact of `profile_costs`).
+        routes: a router's arm per episode, int[S], by the router's features.
+    """
+
+    costs: Floats | None = None
+    routes: Mapping[str, Ints] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +94,7 @@ class Feedback:
         reward_bd: float[S], mean acceptance probability; NaN (counts as 0) when nothing was drafted.
         active: bool[S], episodes that took part in this round.
         completed: losses of selectors that need full information, else None.
+        first: first slots, for selectors that read them, else None.
     """
 
     accepted: Ints
@@ -72,6 +104,7 @@ class Feedback:
     reward_bd: Floats
     active: Bools
     completed: Completed | None = None
+    first: FirstSlots | None = None
 
 
 class Selector(ABC):
@@ -103,14 +136,34 @@ class Selector(ABC):
         """Whether the BD reward is read; live decoding charges its computation only then."""
         return getattr(self.params, "reward", None) == "bd"
 
-    def reset(self, n_arms: int, k: Ints, episodes: int) -> None:
+    @property
+    def reads_gamma(self) -> bool:
+        """Whether the acceptance probabilities of all arms are read (soft estimators)."""
+        return False
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether `Feedback.first` is read (token losses)."""
+        return False
+
+    @property
+    def carries(self) -> bool:
+        """Whether what was learnt passes from one query to the next; such queries are played in order."""
+        return False
+
+    def reset(self, n_arms: int, k: Ints, episodes: int, context: Context | None = None) -> None:
         """Forget everything and begin `episodes` new episodes.
 
         Args:
             n_arms: N, as many as there are names.
             k: int[N], tokens each arm drafts per round; 0 for plain decoding.
             episodes: S.
+            context: What some selectors need besides.
+
+        Raises:
+            DraftpoolError: wrong shapes, or a context that lacks what the selector needs.
         """
+        self.context = context or Context()
         self.k = np.asarray(k, dtype=np.int64)
         if n_arms != len(self.arms) or self.k.shape != (n_arms,) or (self.k < 0).any() or episodes < 1:
             raise DraftpoolError(
@@ -122,6 +175,14 @@ class Selector(ABC):
         self.episodes = episodes
         self.rows = np.arange(episodes)
         self.start()
+
+    def resume(self) -> None:
+        """Begin the next query of the same episodes; what `carries` says is kept, else all is forgotten."""
+        self.start()
+
+    def evaluates(self, t: int) -> Bools:
+        """Whether all arms are evaluated in round t, bool[S]; asked after `select`, if `needs` is full."""
+        return np.full(self.episodes, self.needs == "full")
 
     def select(self, t: int, available: Bools, draws: Floats) -> tuple[Ints, Floats]:
         """Choose an arm for every episode.
@@ -146,7 +207,8 @@ class Selector(ABC):
                 self.where,
                 f"pass ({self.episodes}, {self.n_arms}) and ({self.episodes}, {self.n_arms + 1})",
             )
-        if not available.any(axis=1).all():
+        everything = bool(available.all())
+        if not everything and not available.any(axis=1).all():
             episode = int(np.argmin(available.any(axis=1)))
             raise DraftpoolError(
                 f"no arm is available in episode {episode}, round {t}",
@@ -154,6 +216,8 @@ class Selector(ABC):
                 "offer at least one arm, e.g. plain",
             )
         arms, propensity = self.choose(t, available, draws)
+        if everything:
+            return arms, propensity
         offered = available[self.rows, arms]
         if not offered.all():
             arm = self.arms[int(arms[np.argmin(offered)])]
@@ -179,6 +243,10 @@ class Selector(ABC):
             )
         self.learn(arms, feedback)
 
+    def table(self, value: float = 0.0) -> Floats:
+        """A state [S, N] of one value, laid out arm after arm: reductions over arms are several times faster."""
+        return np.full((self.episodes, self.n_arms), value, order="F")
+
     @abstractmethod
     def start(self) -> None:
         """Set the state of S fresh episodes; `n_arms`, `k`, `episodes` and `rows` (0..S-1) are set."""
@@ -200,6 +268,9 @@ class Selector(ABC):
 
     def check_unit(self, name: str, values: Floats, used: Bools) -> None:
         """Raise DraftpoolError, naming the first offender, unless `values` are in [0, 1] where `used`."""
+        # NaN fails the quick look as well; unused rows may hold anything.
+        if values.size == 0 or (values.min() >= 0.0 and values.max() <= 1.0):
+            return
         bad = used & ~((values >= 0.0) & (values <= 1.0))
         if bad.any():
             raise DraftpoolError(
@@ -215,7 +286,7 @@ def sample_arms(weights: Floats, uniform: Floats) -> tuple[Ints, Floats]:
     total = cumulative[:, -1]
     # Rounding may lift uniform * total to the total itself; below it, the arm found has a positive weight.
     threshold = np.minimum(uniform * total, np.nextafter(total, 0.0))
-    arms = np.argmax(cumulative > threshold[:, None], axis=1)
+    arms = np.count_nonzero(cumulative <= threshold[:, None], axis=1)
     return arms, weights[np.arange(len(arms)), arms] / total
 
 

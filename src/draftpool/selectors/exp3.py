@@ -23,7 +23,7 @@ class EXP3(Selector):
 
     def start(self) -> None:
         """No loss has been seen. `estimated_loss` [S, N] is the sum of the estimates."""
-        self.estimated_loss = np.zeros((self.episodes, self.n_arms))
+        self.estimated_loss = self.table()
         self._propensity = np.ones(self.episodes)
 
     def choose(self, t: int, available: Bools, draws: Floats) -> tuple[Ints, Floats]:

@@ -1,0 +1,141 @@
+"""The acceptance table laid out for replay: what every arm would bring at every anchor of every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from draftpool.errors import DraftpoolError
+from draftpool.selectors.base import Floats, Ints
+
+PLAIN = "plain"
+KEYS = ["prompt_id", "domain", "repeat"]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Dense acceptance of A answers, L anchors at most, N arms, K slots.
+
+    Attributes:
+        frame: A rows: prompt_id, domain, repeat, tokens (to commit after the prefill token).
+        arms: Names of the N arms.
+        k: int[N], tokens each arm drafts; 0 for plain decoding.
+        tokens: int[A].
+        accepted: int[A * L, N], accepted draft tokens after trimming; 0 behind the end.
+        reward_bd: float[A * L, N], NaN for plain decoding.
+        need: int[A * L], tokens after the anchor that show what every arm would have had accepted; more than are
+            left if the end comes first.
+        gamma: float32[A * L, N, K], acceptance probability of every slot, 0 where there is none.
+    """
+
+    frame: pd.DataFrame
+    arms: tuple[str, ...]
+    k: Ints
+    tokens: Ints
+    accepted: Ints
+    reward_bd: Floats
+    need: Ints
+    gamma: np.ndarray
+
+    @property
+    def length(self) -> int:
+        """L."""
+        return len(self.accepted) // len(self.tokens)
+
+    @property
+    def k_pool(self) -> int:
+        """K, the longest draft of the pool."""
+        return int(self.gamma.shape[2])
+
+    @cached_property
+    def loss(self) -> Floats:
+        """Length losses float[A * L, N]: 1 - (accepted + 1) / (K + 1)."""
+        return 1.0 - (self.accepted + 1) / (self.k_pool + 1)
+
+    def committed_by_left(self) -> Ints:
+        """Tokens committed by every arm, indexed by tokens left, int[A, N, L + 1], as the oracles read them.
+
+        Cells beyond an answer's length hold 1 and are never reached.
+        """
+        made = np.ones((len(self.tokens), len(self.arms), self.length + 1), dtype=np.int64)
+        by_position = self.accepted.reshape(len(self.tokens), self.length, len(self.arms))
+        for row, tokens in enumerate(self.tokens):
+            left = tokens - np.arange(tokens)
+            made[row, :, left] = np.minimum(by_position[row, :tokens] + 1, left[:, None])
+        return made
+
+
+def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) -> Answers:
+    """Lay an acceptance table out.
+
+    Args:
+        table: Columns prompt_id, domain, repeat, drafter, position, left, k, accepted, gamma.
+        arms: Drafters in the selectors' order; `plain` is plain decoding and needs no rows.
+        limit: Tokens of an answer, prefill token included, if shorter than the table's.
+
+    Raises:
+        DraftpoolError: If a drafter of the pool or one of its answers is missing, or a value is impossible.
+    """
+    drafters = [arm for arm in arms if arm != PLAIN]
+    own = table[table["drafter"].isin(drafters)]
+    missing = sorted(set(drafters) - set(own["drafter"].unique()))
+    if missing or not drafters:
+        raise DraftpoolError(
+            f"the acceptance table has no rows of {', '.join(missing) or 'any drafter'}",
+            "replay",
+            "score this pool (snakemake runs score_pool again when the pool changes)",
+        )
+    answers = own.groupby(KEYS, observed=True, sort=True)
+    frame = answers["left"].max().rename("own").reset_index()
+    counts = own.groupby([*KEYS, "drafter"], observed=True)["position"].size().groupby(KEYS, observed=True)
+    whole = (counts.nunique() == 1) & (counts.size() == len(drafters))
+    if not whole.all():
+        raise DraftpoolError(
+            f"not every drafter was scored on answer {whole.index[~whole][0]}",
+            "replay",
+            "score the pool again",
+        )
+    tokens = frame["own"].to_numpy(dtype=np.int64)
+    if limit is not None:
+        tokens = np.minimum(tokens, limit - 1)
+    frame = frame.assign(tokens=tokens).drop(columns="own")
+    row, length = answers.ngroup().to_numpy(), int(tokens.max())
+    arm = pd.Index(arms).get_indexer(own["drafter"].astype(str))
+    position = own["position"].to_numpy(dtype=np.int64)
+    inside = position < tokens[row]
+    row, arm, position, own = row[inside], arm[inside], position[inside], own[inside]
+    cell, left = row * length + position, tokens[row] - position
+    k = np.zeros(len(arms), dtype=np.int64)
+    k[arm] = own["k"].to_numpy()
+    k_pool = int(k.max())
+    accepted = np.zeros((len(frame) * length, len(arms)), dtype=np.int64)
+    accepted[cell, arm] = np.minimum(own["accepted"].to_numpy(), left)
+    gamma = np.zeros((len(frame) * length, len(arms), k_pool), dtype=np.float32)
+    _fill_slots(gamma, cell, arm, own["gamma"].to_numpy(), left)
+    slots = np.minimum(accepted + 1, k)
+    slots[cell, arm] = np.minimum(slots[cell, arm], left)
+    # Summed in float32 as live decoding does, slot after slot.
+    total = np.zeros(accepted.shape, dtype=np.float32)
+    for slot in range(k_pool):
+        total += np.where(slot < slots, gamma[:, :, slot], np.float32(0.0))
+    with np.errstate(invalid="ignore"):
+        reward_bd = np.where(slots > 0, total / slots.astype(np.float32), np.nan).astype(np.float64)
+    need = np.minimum(accepted + 1, k).max(axis=1)
+    return Answers(frame, tuple(arms), k, tokens, accepted, reward_bd, need, gamma)
+
+
+def _fill_slots(gamma: np.ndarray, cell: Ints, arm: Ints, rows: np.ndarray, left: Ints) -> None:
+    lengths = np.minimum(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)), left)
+    flat = np.concatenate([values[:length] for values, length in zip(rows, lengths, strict=True)])
+    if not ((flat >= 0.0) & (flat <= 1.0)).all():
+        bad = float(flat[~((flat >= 0.0) & (flat <= 1.0))][0])
+        raise DraftpoolError(
+            f"acceptance probability {bad!r} is not in [0, 1]", "acceptance table", "score the pool again"
+        )
+    starts = np.cumsum(lengths) - lengths
+    slot = np.arange(len(flat)) - np.repeat(starts, lengths)
+    gamma[np.repeat(cell, lengths), np.repeat(arm, lengths), slot] = flat
