@@ -72,7 +72,7 @@ def test_replay_equals_live_decoding_round_by_round(live_world, cfg) -> None:
     # run() calls every prompt "p" and uses selector seed 0.
     uniforms = EpisodeDraws([(0, SEED, "p")] * len(prompts), len(arms) + 1)
     made = replay(
-        make_selector(cfg, list(arms)), answers, np.arange(len(prompts)), uniforms, context_of(4, 4)
+        make_selector(cfg, list(arms)), answers, np.arange(len(prompts)), uniforms, context_of(4, ANSWERS)
     )
     for number, prompt in enumerate(prompts):
         live = run(
@@ -88,7 +88,8 @@ def test_replay_equals_live_decoding_round_by_round(live_world, cfg) -> None:
             assert row["evaluated"] == made.evaluated[t, number], where
             assert row["propensity"] == pytest.approx(made.propensity[t, number], abs=1e-4), where
             accepted += row["n_accepted"]
-    assert accepted > 0 or temperature > 0.0
+    # The router is sent to plain decoding, and few sampled tokens are guessed.
+    assert accepted > 0 or temperature > 0.0 or cfg["kind"] == "router"
 
 
 def _table(accepted: dict[str, list[int]], k: int = 3) -> pd.DataFrame:
