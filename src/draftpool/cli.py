@@ -22,6 +22,8 @@ STAGES = {
     "score_pool": "draftpool.replay.score:score_pool",
     "decode_live": "draftpool.decoding.live:decode_live",
     "profile_decode": "draftpool.decoding.profile:profile_decode",
+    "profile_costs": "draftpool.decoding.costs:profile_costs",
+    "replay_selectors": "draftpool.replay.run:replay_selectors",
     "compute_stats": "draftpool.analysis.stats:compute_stats",
 }
 
@@ -111,11 +113,26 @@ def _parser() -> argparse.ArgumentParser:
         drafters="folders",
     )
     stage(
+        "profile_costs",
+        "measure the parts of a round",
+        target="folder",
+        responses="folders",
+        drafters="folders",
+    )
+    stage(
+        "replay_selectors",
+        "replay selectors on the acceptance table",
+        acceptance="file",
+        costs="folder",
+        responses="folders",
+    )
+    stage(
         "compute_stats",
         "turn tables into statistics",
         acceptance="files",
         decodes="folders",
         profiles="folders",
+        replays="folders",
         training="folders",
         lossless="optional file",
         responses="folders",
@@ -147,7 +164,7 @@ def _run_stage(arguments: argparse.Namespace) -> None:
     command, threads = flags.pop("command"), flags.pop("threads")
     cfg = _cfg(flags.pop("cfg"))
     module_name, function_name = STAGES[command].split(":")
-    if threads is not None and command not in ("prepare_prompts", "compute_stats"):
+    if threads is not None and command not in ("prepare_prompts", "replay_selectors", "compute_stats"):
         import torch
 
         torch.set_num_threads(max(1, threads))

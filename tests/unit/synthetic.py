@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from draftpool.artefacts import write_json, write_provenance, write_table
+from draftpool.replay.run import replay_selectors
 
 HASHES = {"initial_parameters": "0123456789abcdef", "data_order": "fedcba9876543210"}
 
@@ -309,6 +310,40 @@ def profiled() -> pd.DataFrame:
     return made.assign(python_seconds=made["seconds"] - made["operator_seconds"])
 
 
+def replayed(folder: Path, cfg: dict) -> Path:
+    """Replay two learners on a written study."""
+    pool = cfg["pool"]
+    line = {"fixed": 0.0002, "per_token": 0.00001}
+    (folder / "costs").mkdir()
+    costs = {
+        "verify": {"1": 0.0225, "4": 0.0245},
+        "draft": dict.fromkeys(pool, 0.003),
+        "catch_up": dict.fromkeys(pool, line),
+        "evaluate": 0.006,
+        "evaluate_catch_up": line,
+        "select": {"bandit": 0.0001, "full": 0.0002},
+    }
+    write_json(folder / "costs" / "costs.json", costs)
+    stream = {
+        "domains": cfg["domains"],
+        "prompts_per_domain": None,
+        "order": "shuffled",
+        "seed": 0,
+        "limit": None,
+    }
+    options = {
+        "pool": pool,
+        "selectors": {"ucb_bd": {"kind": "metasd_ucb"}, "normal_hedge": {"kind": "hedgespec"}},
+        "seeds": 3,
+        "few": [],
+        "few_seeds": 1,
+        "streams": {"mixed": stream},
+    }
+    acceptance = folder / "acceptance.parquet"
+    replay_selectors(options, acceptance, folder / "costs", [folder / "responses"], folder / "replay")
+    return folder / "replay"
+
+
 def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, live: bool = True) -> dict:
     """Write all inputs of ``compute_stats`` and return its keyword arguments (but for ``out``)."""
     acceptance = acceptance_table(cfg, prompts, length)
@@ -338,6 +373,7 @@ def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, liv
         {
             "prompt_id": answers["prompt_id"],
             "domain": answers["domain"],
+            "prompt_ids": [[7] * 12 for _ in answers["n"]],
             "response_ids": [list(range(n + 2)) for n in answers["n"]],
             "finish": np.where(rng.random(len(answers)) < 0.5, "eos", "limit"),
             "repetition": rng.random(len(answers)) * 0.2,
@@ -353,6 +389,7 @@ def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, liv
         "acceptance": [folder / "acceptance.parquet"],
         "decodes": decodes,
         "profiles": profiles,
+        "replays": [replayed(folder, cfg)] if live else [],
         "training": training,
         "lossless": folder / "lossless.json",
         "responses": [folder / "responses"],

@@ -27,6 +27,8 @@ FLAGS = {
     "score_pool": ["--target", "t", "--responses", "a", "--drafters", "d", "e", "--state", "s"],
     "decode_live": ["--target", "t", "--prompts", "p", "--drafters", "d", "--lossless", "l", "--state", "s"],
     "profile_decode": ["--target", "t", "--prompts", "p", "--drafters", "d"],
+    "profile_costs": ["--target", "t", "--responses", "a", "--drafters", "d"],
+    "replay_selectors": ["--acceptance", "a", "--costs", "c", "--responses", "r"],
     "compute_stats": ["--acceptance", "a", "--training", "d", "--lossless", "l", "--responses", "r"],
 }
 

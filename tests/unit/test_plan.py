@@ -63,7 +63,8 @@ def test_every_id_of_a_study_is_a_name_without_slash():
             canonical_json(artefact.cfg)
 
 
-DRAFTERS_AND_BELOW = {"train_drafter", "check_lossless", "score_pool", "decode_live"}
+REPLAYED = {"profile_costs", "replay_selectors"}
+DRAFTERS_AND_BELOW = REPLAYED | {"train_drafter", "check_lossless", "score_pool", "decode_live"}
 ANSWERS_AND_BELOW = DRAFTERS_AND_BELOW | {"generate_responses"}
 
 
@@ -78,10 +79,12 @@ ANSWERS_AND_BELOW = DRAFTERS_AND_BELOW | {"generate_responses"}
         ({"responses": {"max_new_tokens": 9}}, ANSWERS_AND_BELOW),
         ({"drafters": {"general": {"objective": {"alpha": 0.1}}}}, DRAFTERS_AND_BELOW),
         ({"lossless": {"max_new_tokens": 9}}, {"check_lossless"}),
-        ({"score": {"prompts_per_domain": 1}}, {"score_pool"}),
+        ({"score": {"prompts_per_domain": 1}}, {"score_pool", "replay_selectors"}),
         ({"decode": {"repeats": 2}}, {"decode_live"}),
         ({"decode": {"selector_seeds": [0, 1]}}, {"decode_live"}),
-        ({"selectors": {"ucb": {"reward": "bd"}}}, {"decode_live"}),
+        ({"selectors": {"ucb": {"reward": "bd"}}}, {"decode_live", "replay_selectors"}),
+        ({"replay": {"seeds": 4}}, {"replay_selectors"}),
+        ({"replay": {"cost_repeats": 9}}, REPLAYED),
         ({"experiment": "other", "threads": 7, "bootstrap": {"n_resamples": 100}}, set()),
         ({"drafters": {"general": {"training": {"checkpoint_every": 1}}}}, DRAFTERS_AND_BELOW),
         ({"archives": {"unused": TINY["archives"]["pack"] | {"package": "unused"}}}, set()),

@@ -19,6 +19,7 @@ STUDIES = sorted(path.name for path in (REPOSITORY / "config").glob("*.yaml") if
 SCORED = {"heatmap_tau", "objectives", "surrogate", "training_dynamics"}
 LIVE = {"arm_choice", "regret_curves", "selectors", "time_split"}
 PROFILED = {"round_profile"}
+REPLAYED = {"leaderboard", "prediction"}
 SCORED_TABLES = {"dpace_table", "drafters_table", "objectives_table"}
 
 
@@ -54,10 +55,15 @@ def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
         "check_lossless": 1,
         "score_pool": 1,
         "profile_decode": 1,
+        "profile_costs": 1,
+        "replay_selectors": 1,
         "compute_stats": 1,
         "copy_summary": 1,
-        **{f"draw_{name}": 1 for name in SCORED | LIVE | PROFILED},
-        **{f"write_{name}": 1 for name in SCORED_TABLES | {"headroom_table", "metasd_table"}},
+        **{f"draw_{name}": 1 for name in SCORED | LIVE | PROFILED | REPLAYED},
+        **{
+            f"write_{name}": 1
+            for name in SCORED_TABLES | {"headroom_table", "metasd_table", "leaderboard_table"}
+        },
     }
     assert not any(tmp_path.glob("results/*")), "a dry run wrote into results/"
 
@@ -82,12 +88,14 @@ def test_targets_ask_for_their_part_only(new_checkout):
         }
     )
     figures = new_checkout.jobs("figures")
-    drawn = [f"Drawing figure {name}" for name in SCORED | LIVE | {"ablations"}]
+    drawn = [f"Drawing figure {name}" for name in SCORED | LIVE | REPLAYED | {"ablations"}]
     below = [
         "Generating the target's answers: maths-eval",
         "Checking losslessness: lossless",
         "Scoring all drafters: acceptance",
         "Decoding live: mixed-float32",
+        "Measuring the costs of a round",
+        "Replaying selectors",
         "Computing statistics",
     ]
     assert figures == drafters + Counter(below + drawn)
@@ -95,7 +103,7 @@ def test_targets_ask_for_their_part_only(new_checkout):
 
 def test_a_study_without_live_decoding_or_sweeps_has_fewer_figures(new_checkout, tmp_path):
     config = new_checkout.read_config()
-    del config["decode"], config["sweeps"], config["selectors"], config["pool"]
+    del config["decode"], config["sweeps"], config["selectors"], config["pool"], config["replay"]
     checkout = new_checkout.copy(tmp_path / "checkout")
     checkout.write_config(config)
     made = checkout.jobs()

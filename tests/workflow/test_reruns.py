@@ -21,13 +21,17 @@ SPECIAL = ["Training drafter dpace-maths-s0"]
 LOSSLESS = ["Checking losslessness: lossless"]
 SCORE = ["Scoring all drafters: acceptance"]
 DECODE = ["Decoding live: mixed-float32"]
+COSTS = ["Measuring the costs of a round"]
+REPLAY = ["Replaying selectors"]
 FIGURES = [
     f"Drawing figure {name}"
     for name in (
         "ablations",
         "arm_choice",
         "heatmap_tau",
+        "leaderboard",
         "objectives",
+        "prediction",
         "regret_curves",
         "selectors",
         "surrogate",
@@ -35,9 +39,13 @@ FIGURES = [
         "training_dynamics",
     )
 ]
-TABLES = [f"Writing table {name}_table" for name in ("dpace", "drafters", "headroom", "metasd", "objectives")]
+TABLES = [
+    f"Writing table {name}_table"
+    for name in ("dpace", "drafters", "headroom", "leaderboard", "metasd", "objectives")
+]
 STATS = ["Computing statistics", "Copying summary.json", *FIGURES, *TABLES]
-BELOW_DRAFTERS = [*LOSSLESS, *SCORE, *DECODE, *STATS]
+BELOW_DRAFTERS = [*LOSSLESS, *SCORE, *DECODE, *REPLAY, *STATS]
+BELOW_POOL = [*COSTS, *BELOW_DRAFTERS]
 
 NEW_SELECTOR = '''
 """A selector of a user's own."""
@@ -98,23 +106,23 @@ def test_d42_nothing_reruns_after_edited_comments_docstrings_and_key_order(finis
         ),
         pytest.param(
             {"drafters": {"general": {"training": {"steps": 5}}}},
-            [*GENERAL, *SPECIAL, *BELOW_DRAFTERS],
+            [*GENERAL, *SPECIAL, *BELOW_POOL],
             id="steps of a recipe that others start from",
         ),
         pytest.param(
             {"drafters": {"special": {"objective": {"alpha": 0.25}}}},
-            [*SPECIAL, *BELOW_DRAFTERS],
+            [*SPECIAL, *BELOW_POOL],
             id="parameter of an objective",
         ),
         pytest.param(
             {"bootstrap": {"n_resamples": 300, "seed": 200}}, STATS, id="option of the statistics alone"
         ),
         pytest.param(
-            {"decode": {"max_new_tokens": 32}}, [*DECODE, *STATS], id="option of live decoding alone"
+            {"decode": {"max_new_tokens": 32}}, [*DECODE, *REPLAY, *STATS], id="length of live decoding"
         ),
         pytest.param(
             {"domains": {"maths": {"eval": 5}}},
-            [*PROMPTS, *ANSWERS, *BASELINE, *GENERAL, *SPECIAL, *BELOW_DRAFTERS],
+            [*PROMPTS, *ANSWERS, *BASELINE, *GENERAL, *SPECIAL, *BELOW_POOL],
             id="prompts",
         ),
         pytest.param({"threads": 2}, [], id="option that changes no result"),
@@ -134,17 +142,18 @@ def test_d42_swapped_parameters_of_one_job_are_seen(finished):
 def test_d44_an_overlay_sets_keys_that_the_base_lacks(finished_checkout):
     assert "score" not in finished_checkout.read_config()
     score = finished_checkout.overlay({"score": {"prompts_per_domain": 2}})
-    assert finished_checkout.jobs(*score) == Counter([*SCORE, *STATS])
+    assert finished_checkout.jobs(*score) == Counter([*SCORE, *REPLAY, *STATS])
     taps = finished_checkout.overlay({"target": {"taps": [0, 1]}})
     trained = [*BASELINE, *GENERAL, *SPECIAL]
-    assert finished_checkout.jobs(*taps) == Counter([*ANSWERS, *trained, *BELOW_DRAFTERS])
+    assert finished_checkout.jobs(*taps) == Counter([*ANSWERS, *trained, *BELOW_POOL])
 
 
 @pytest.mark.parametrize(
     ("sources", "expected"),
     [
-        (["training/train.py"], [*BASELINE, *GENERAL, *SPECIAL, *BELOW_DRAFTERS]),
+        (["training/train.py"], [*BASELINE, *GENERAL, *SPECIAL, *BELOW_POOL]),
         (["training/objectives/decay.py"], [*BASELINE, *BELOW_DRAFTERS]),
+        (["replay/oracles.py"], [*REPLAY, *STATS]),
         (["analysis/stats.py"], STATS),
         (["figures/heatmap_tau.py", "figures/__init__.py"], ["Drawing figure heatmap_tau"]),
         (["selectors/exp3.py", "cli.py", "config/overview.py"], []),  # used by no job of this study
@@ -159,7 +168,7 @@ def test_d42_one_line_of_code_reruns_what_uses_it(finished, sources, expected):
 def test_d42_what_stands_upstream_is_made_first_and_then_the_rest_follows(finished):
     finished.append("training/train.py", "\nADDED = 1\n")
     finished.run("drafters")
-    assert finished.jobs() == Counter(BELOW_DRAFTERS)
+    assert finished.jobs() == Counter(BELOW_POOL)
 
 
 def test_d42_a_selector_of_ones_own_is_one_class_and_one_line(finished):
@@ -169,4 +178,4 @@ def test_d42_a_selector_of_ones_own_is_one_class_and_one_line(finished):
     finished.run(*overlay)
     assert finished.jobs(*overlay) == NOTHING
     finished.append("selectors/mine.py", "\nADDED = 1\n")
-    assert finished.jobs(*overlay) == Counter([*DECODE, *STATS])
+    assert finished.jobs(*overlay) == Counter([*DECODE, *REPLAY, *STATS])

@@ -40,6 +40,8 @@ LOSSLESS = "results/lossless/{id}/lossless.json"
 ACCEPTANCE = "results/scores/{id}/acceptance.parquet"
 DECODE = "results/decodes/{id}"
 PROFILE = "results/profiles/{id}"
+COSTS = "results/costs/{id}"
+REPLAY = "results/replays/{id}"
 STATS = f"{STUDY}/stats"
 SUMMARY = f"{STUDY}/summary.json"
 
@@ -53,6 +55,7 @@ PARTS = {
     "pool": bool(PLAN.study.pool),
     "live": bool(PLAN.decodes),
     "profile": bool(PLAN.profiles),
+    "replay": bool(ARTEFACTS["replay_selectors"]),
     "sweeps": any(sweep.group != "objective" for sweep in PLAN.study.sweeps.values()),
 }
 FIGURE_NAMES = [name for name, part in figures.FIGURES.items() if PARTS[part]]

@@ -11,13 +11,14 @@ localrules:
 rule compute_stats:
     """Turn tables into statistics.
 
-    Inputs: the acceptance table, live decoding, training logs, the losslessness report, held-out answers.
+    Inputs: the acceptance table, live decoding, replays, training logs, the losslessness report, held-out answers.
     Outputs: a folder with tidy CSV tables and summary.json.
     """
     input:
         acceptance=each(ACCEPTANCE, ARTEFACTS["score_pool"]),
         decodes=each(DECODE, DECODE_IDS),
         profiles=each(PROFILE, ARTEFACTS["profile_decode"]),
+        replays=each(REPLAY, ARTEFACTS["replay_selectors"]),
         training=each(DRAFTER, (PLAN.drafter(name).id for name in PLAN.runs)),
         lossless=each(LOSSLESS, ARTEFACTS["check_lossless"]),
         responses=each(RESPONSES, (PLAN.responses[domain, "eval"].id for domain in PLAN.study.domains)),
@@ -46,6 +47,7 @@ rule compute_stats:
             --acceptance {input.acceptance:q} \
             --decodes {input.decodes:q} \
             --profiles {input.profiles:q} \
+            --replays {input.replays:q} \
             --training {input.training:q} \
             --lossless {input.lossless:q} \
             --responses {input.responses:q} \

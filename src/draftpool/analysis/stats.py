@@ -16,6 +16,7 @@ from draftpool.analysis.controlled import controlled
 from draftpool.analysis.headroom import headroom, switching
 from draftpool.analysis.metrics import check_acceptance, per_prompt, position_rates, truncate, walk
 from draftpool.analysis.regret import cumulative_regret, query_regret, regret_curves
+from draftpool.analysis.replayed import replay_statistics
 from draftpool.analysis.summary import summarise
 from draftpool.analysis.surrogate import rank_correlations
 from draftpool.artefacts import atomic_dir, read_table, write_json, write_provenance
@@ -45,6 +46,7 @@ def compute_stats(
     acceptance: Sequence[Path],
     decodes: Sequence[Path],
     profiles: Sequence[Path],
+    replays: Sequence[Path],
     training: dict[str, Path] | Sequence[Path],
     lossless: Path | None,
     responses: Sequence[Path],
@@ -59,6 +61,7 @@ def compute_stats(
         decodes: Folders with ``steps.parquet`` and ``sequences.parquet``; empty for a study without live
             decoding.
         profiles: Folders with ``parts.csv``.
+        replays: Folders of replay_selectors.
         training: Folders with ``training.csv``: by drafter run, or in the order of ``cfg["drafters"]``.
         lossless: Losslessness report.
         responses: Response tables, or the folders that hold ``responses.parquet``.
@@ -84,6 +87,8 @@ def compute_stats(
     if len(sequences):
         tables |= _decoded(cfg, steps, sequences, table, exact, timed, resampling)
     tables["headroom"] = _headroom(cfg, table, sequences, resampling)
+    if replays:
+        tables |= replay_statistics(cfg, replays, sequences, timed, resampling)
     if profiles:
         tables["profile"] = pd.concat([pd.read_csv(folder / "parts.csv") for folder in profiles])
     tables["times"] = live.benchmark_times([Path(file) for file in benchmarks])

@@ -278,6 +278,25 @@ class Score(Strict):
     )
 
 
+class Replay(Strict):
+    """Exact replay of selectors on the acceptance table, priced by measured costs."""
+
+    selectors: dict[str, dict[str, Any]] = Field(
+        default={}, description="Selectors that are replayed besides the live ones; same form as `selectors`."
+    )
+    seeds: int = Field(200, description="Selector seeds of every selector.", ge=1)
+    few: list[str] = Field(default=[], description="Selectors replayed with `few_seeds` only.")
+    few_seeds: int = Field(10, description="Selector seeds of the selectors in `few`.", ge=1)
+    cost_repeats: int = Field(
+        25, description="Measurements of every part of a round; medians are the costs.", ge=3
+    )
+
+    @field_validator("selectors")
+    @classmethod
+    def _selectors_are_names(cls, value: dict) -> dict:
+        return named(value)
+
+
 class Bootstrap(Strict):
     """Intervals over prompts."""
 
@@ -322,6 +341,7 @@ class Study(Strict):
     )
     lossless: Lossless = Field(default=Lossless(), description="Losslessness gate.")
     score: Score = Field(default=Score(), description="Acceptance table.")
+    replay: Replay | None = Field(None, description="Exact replay; null: none.")
     bootstrap: Bootstrap = Field(default=Bootstrap(), description="Intervals.")
     compare: list[Compare] = Field(default=[], description="Paired comparisons of recipes.")
 

@@ -17,6 +17,7 @@ from draftpool.config import hardware
 from draftpool.config.ids import make_id
 from draftpool.config.load import explain, overlay_recipe
 from draftpool.config.models import Recipe, Study
+from draftpool.config.plan_replay import costs_artefact, replay_artefact
 from draftpool.errors import DraftpoolError
 
 SPLITS = ("train", "eval")
@@ -72,7 +73,8 @@ class Plan:
 
     # -- drafters -----------------------------------------------------------------------------------------
 
-    def _domains(self, wanted: list[str] | str, where: str) -> list[str]:
+    def domain_names(self, wanted: list[str] | str, where: str) -> list[str]:
+        """Domains that a key asks for."""
         known = list(self.study.domains)
         if wanted == "all":
             return known
@@ -103,7 +105,7 @@ class Plan:
 
     def _expand(self) -> Iterator[DrafterRun]:
         for name, where, recipe in self._recipes():
-            domains = self._domains(recipe.domains, f"{where}.domains")
+            domains = self.domain_names(recipe.domains, f"{where}.domains")
             targets = (
                 [(f"{name}_{domain}", [domain], domain) for domain in domains]
                 if recipe.per_domain
@@ -162,7 +164,7 @@ class Plan:
                         f"known: {', '.join(self.study.archives)}",
                     )
         for name, stream in self.study.decode.streams.items():
-            self._domains(stream.domains, f"decode.streams.{name}.domains")
+            self.domain_names(stream.domains, f"decode.streams.{name}.domains")
             if not self.study.pool:
                 raise DraftpoolError(
                     "live decoding needs a pool",
@@ -249,14 +251,15 @@ class Plan:
             self._drafters[name] = Artefact(make_id(slug, cfg | inputs), cfg, inputs, threads)
         return self._drafters[name]
 
-    def _named_drafters(self, names) -> list[dict]:
+    def named_drafters(self, names) -> list[dict]:
+        """Names and ids of drafters, as stages are told them."""
         return [{"name": name, "id": self.drafter(name).id} for name in names]
 
     @cached_property
     def score(self) -> Artefact:
         """The acceptance table of all drafters."""
         cfg = self.study.score.model_dump() | {
-            "drafters": self._named_drafters(self.runs),
+            "drafters": self.named_drafters(self.runs),
             "taps": self.study.target.taps,
             "backend": self.study.target.backend,
             "device": self.study.device,
@@ -281,7 +284,7 @@ class Plan:
     def lossless(self) -> Artefact:
         """The losslessness report of the live drafters."""
         cfg = self.study.lossless.model_dump() | {
-            "drafters": self._named_drafters(self.live_drafters),
+            "drafters": self.named_drafters(self.live_drafters),
             "taps": self.study.target.taps,
             "backend": self.study.target.backend,
             "max_prompt_tokens": self.study.responses.max_prompt_tokens,
@@ -305,7 +308,7 @@ class Plan:
         """Live decoding per (stream, dtype)."""
         made = {}
         for name, stream in self.study.decode.streams.items():
-            domains = self._domains(stream.domains, f"decode.streams.{name}.domains")
+            domains = self.domain_names(stream.domains, f"decode.streams.{name}.domains")
             for dtype in self.dtypes:
                 cfg = {
                     "stream": name,
@@ -315,7 +318,7 @@ class Plan:
                     "stream_seed": stream.seed,
                     "dtype": dtype,
                     "pool": list(self.study.pool),
-                    "drafters": self._named_drafters(self.live_drafters),
+                    "drafters": self.named_drafters(self.live_drafters),
                     "selectors": self.study.selectors,
                     "taps": self.study.target.taps,
                     "backend": self.study.target.backend,
@@ -381,6 +384,8 @@ class Plan:
             "score_pool": [self.score],
             "decode_live": self.decodes.values(),
             "profile_decode": self.profiles,
+            "profile_costs": costs_artefact(self, Artefact),
+            "replay_selectors": replay_artefact(self, Artefact),
         }
         return {stage: {artefact.id: artefact for artefact in made} for stage, made in found.items()}
 

@@ -17,7 +17,8 @@ from draftpool.training.objectives.base import make_objective
 RESERVED = ("plain", "best_fixed", "best_fixed_query")
 # Selectors that a stage plays whatever its configuration says.
 ALWAYS = {"check_lossless": ("plain", "round_robin"), "decode_live": ("plain", "fixed")}
-ALWAYS["profile_decode"] = ALWAYS["decode_live"]
+ALWAYS["profile_costs"] = ("metasd_ucb", "hedgespec")
+ALWAYS["profile_decode"] = ALWAYS["replay_selectors"] = ALWAYS["decode_live"]
 
 
 @cache
@@ -54,10 +55,13 @@ def check_kinds(plan: Plan) -> None:
             make_objective(run.recipe.objective.model_dump(), run.recipe.model.block_size)
         except DraftpoolError as error:
             raise DraftpoolError(str(error), f"drafter `{name}`") from error
-    for name, selector in plan.study.selectors.items():
-        if name in RESERVED:
-            raise DraftpoolError("this name is taken", f"config key `selectors.{name}`", "choose another one")
-        try:
-            make_selector(selector, plan.study.pool or list(plan.runs))
-        except DraftpoolError as error:
-            raise DraftpoolError(str(error), f"config key `selectors.{name}`") from error
+    replayed = {} if plan.study.replay is None else plan.study.replay.selectors
+    for block, selectors in (("selectors", plan.study.selectors), ("replay.selectors", replayed)):
+        for name, selector in selectors.items():
+            key = f"config key `{block}.{name}`"
+            if name in RESERVED:
+                raise DraftpoolError("this name is taken", key, "choose another one")
+            try:
+                make_selector(selector, [*(plan.study.pool or plan.runs), "plain"])
+            except DraftpoolError as error:
+                raise DraftpoolError(str(error), key) from error

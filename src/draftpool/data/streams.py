@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from draftpool import draws
 from draftpool.artefacts import read_jsonl
@@ -18,6 +19,16 @@ class StreamItem:
     domain: str
     ids: list[int]
     index: int
+
+
+Item = TypeVar("Item")
+
+
+def ordered(items: list[Item], order: str, seed: int) -> list[Item]:
+    """Items that come domain after domain (`blocks`), or the same `shuffled` by a seed."""
+    if order != "shuffled":
+        return items
+    return [items[place] for place in draws.generator("stream", seed).permutation(len(items))]
 
 
 def build_stream(
@@ -58,6 +69,5 @@ def build_stream(
                 "lower prompts_per_domain or raise the domain's `eval`",
             )
         items += taken
-    if order == "shuffled":
-        items = [items[place] for place in draws.generator("stream", seed).permutation(len(items))]
+    items = ordered(items, order, seed)
     return [StreamItem(prompt_id, domain, ids, index) for index, (prompt_id, domain, ids) in enumerate(items)]

@@ -1,6 +1,6 @@
 """One module per figure: ``draw(stats, out)`` reads tidy CSVs only and writes a PNG and, beside it, a PDF."""
 
-# What a study must have for a figure: scored drafters (every study), live decoding, a profile, or a sweep along
+# What a study must have for a figure: scored drafters (every study), live decoding, a profile, replay, or a sweep along
 # another axis than the objective.
 FIGURES = {
     "heatmap_tau": "scored",
@@ -12,5 +12,7 @@ FIGURES = {
     "arm_choice": "live",
     "time_split": "live",
     "round_profile": "profile",
+    "leaderboard": "replay",
+    "prediction": "replay",
     "ablations": "sweeps",
 }

@@ -165,7 +165,7 @@ def family(selector: str) -> str:
         return "fixed drafter"
     if selector == "plain":
         return "plain"
-    if selector in ("random", "round_robin"):
+    if selector in ("random", "round_robin", "ensemble") or selector.startswith("router"):
         return "no learning"
     return "oracle" if selector.startswith(("best_", "oracle")) else "learner"
 

@@ -120,6 +120,8 @@ class Selector(ABC):
 
     kind: ClassVar[str] = ""
     needs: ClassVar[Literal["bandit", "full"]]
+    #: Whether plain decoding is an arm beside the pool (kinds that weigh costs).
+    plays_plain: ClassVar[bool] = False
     Params: ClassVar[type[Parameters]] = Parameters
 
     def __init__(self, arms: Sequence[str], /, **parameters: Any) -> None:

@@ -41,6 +41,8 @@ def speeds(selector: Selector) -> Floats:
 class CostUCB(IndexSelector):
     """UCB on tokens per second: mean committed tokens over the cost of the arm's round, plus MetaSD's bonus."""
 
+    plays_plain = True
+
     class Params(Parameters):
         """`beta` > 0: weight of the bonus."""
 
@@ -66,6 +68,8 @@ class CostUCB(IndexSelector):
 @register_selector("cost_hedge")
 class CostHedge(HedgeSpec):
     """HedgeSpec whose loss is 1 - (a_i + 1) tokens at arm i's cost, on the same scale as `cost_ucb`."""
+
+    plays_plain = True
 
     class Params(HedgeParams):
         """As HedgeSpec's; `loss` is `length` and `estimator` `indicator`."""

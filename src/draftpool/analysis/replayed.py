@@ -1,0 +1,199 @@
+"""Statistics of replay: the leaderboard of selectors, regret over tokens, and predicted against live speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from draftpool.analysis.bootstrap import Resampling, mean_interval, ratio_interval, wilcoxon_p
+from draftpool.analysis.regret import FIXED
+from draftpool.artefacts import read_table
+from draftpool.errors import DraftpoolError
+
+KEYS = ["stream", "prompt_id", "domain"]
+PLAIN = "plain"
+
+
+def read_replays(folders: Sequence[Path]) -> dict[str, pd.DataFrame]:
+    """Tables answers, arms, curves and oracles of all replay folders."""
+    return {
+        kind: pd.concat([read_table(folder / f"{kind}.parquet") for folder in folders], ignore_index=True)
+        for kind in ("answers", "arms", "curves", "oracles")
+    }
+
+
+def per_query(answers: pd.DataFrame, oracles: pd.DataFrame, pool: list[str]) -> pd.DataFrame:
+    """Rounds, seconds and their references per selector and query, repeats averaged.
+
+    Returns:
+        The answers' columns plus ``best_fixed`` (rounds of i*, the fixed drafter with the fewest mean rounds over
+        repeats), ``best_arm`` (its name), ``best_fixed_seconds`` (of the cheapest fixed drafter or plain decoding),
+        ``plain_seconds``, ``switching_rounds``, ``switching_seconds``.
+
+    Raises:
+        DraftpoolError: If a fixed drafter of the pool was not replayed.
+    """
+    numbers = ["tokens", "rounds", "switches", "evaluated", "seconds", "evaluation_seconds", "prompt_index"]
+    rows = answers.groupby([*KEYS, "selector"], observed=True)[numbers].mean().reset_index()
+    wide = rows.pivot(index=KEYS, columns="selector", values="rounds")
+    seconds = rows.pivot(index=KEYS, columns="selector", values="seconds")
+    fixed = [FIXED + name for name in pool]
+    missing = [name for name in [*fixed, PLAIN] if name not in wide or wide[name].isna().any()]
+    if missing:
+        raise DraftpoolError("not replayed on every prompt", missing[0], "run replay_selectors again")
+    references = pd.DataFrame(
+        {
+            "best_fixed": wide[fixed].min(axis=1),
+            "best_arm": wide[fixed].idxmin(axis=1).str.removeprefix(FIXED),
+            "best_fixed_seconds": seconds[[*fixed, PLAIN]].min(axis=1),
+            "plain_seconds": seconds[PLAIN],
+        }
+    ).reset_index()
+    bounds = oracles.groupby(KEYS, observed=True)[
+        ["switching_rounds", "switching_seconds", "greedy_rounds", "ensemble_seconds"]
+    ].mean()
+    return rows.merge(references, on=KEYS).merge(bounds.reset_index(), on=KEYS)
+
+
+def best_arm_rates(arms: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
+    """Share of a query's rounds on its best fixed arm, per selector and query: columns of KEYS, selector, rate."""
+    rounds = arms.groupby([*KEYS, "selector", "arm"], observed=True)["rounds"].mean().reset_index()
+    total = rounds.groupby([*KEYS, "selector"], observed=True)["rounds"].transform("sum")
+    best = queries[[*KEYS, "selector", "best_arm"]]
+    merged = rounds.assign(rate=rounds["rounds"] / total).merge(best, on=[*KEYS, "selector"])
+    return merged.loc[merged["arm"] == merged["best_arm"], [*KEYS, "selector", "rate"]]
+
+
+def leaderboard(
+    replays: dict[str, pd.DataFrame], pool: list[str], generalist: str, resampling: Resampling
+) -> pd.DataFrame:
+    """One row per stream, selector and metric.
+
+    Metrics: ``mat`` (ratio of totals), ``speedup`` (modelled plain seconds / seconds, ratio of totals),
+    ``speedup_free`` (evaluation not charged), ``regret`` and ``regret_switching`` (rounds a query), ``regret_seconds``
+    (seconds a query against the cheapest fixed arm, plain decoding included), ``best_arm_rate``, ``switches`` (a
+    query), ``evaluated`` (share of rounds). ``p``: Wilcoxon of the query's rounds against the generalist's.
+    The selector ``ensemble`` drafts with all drafters and keeps the longest draft.
+    """
+    queries = per_query(replays["answers"], replays["oracles"], pool)
+    rates = best_arm_rates(replays["arms"], queries)
+    queries = queries.merge(rates, on=[*KEYS, "selector"], how="left")
+    first = queries[queries["selector"] == PLAIN]
+    ensemble = first.assign(
+        selector="ensemble",
+        rounds=first["greedy_rounds"],
+        seconds=first["ensemble_seconds"],
+        evaluation_seconds=0.0,
+        evaluated=0.0,
+        switches=np.nan,
+        rate=np.nan,
+    )
+    queries = pd.concat([queries, ensemble], ignore_index=True)
+    rows = []
+    for (stream, selector), own in queries.groupby(["stream", "selector"], observed=True):
+        own = own.sort_values("prompt_id")
+        free = own["seconds"] - own["evaluation_seconds"]
+        metrics = {
+            "mat": (ratio_interval(own["tokens"], own["rounds"], resampling), "tokens/target call"),
+            "speedup": (ratio_interval(own["plain_seconds"], own["seconds"], resampling), "x"),
+            "speedup_free": (ratio_interval(own["plain_seconds"], free, resampling), "x"),
+            "regret": (mean_interval(own["rounds"] - own["best_fixed"], resampling), "rounds/query"),
+            "regret_switching": (
+                mean_interval(own["rounds"] - own["switching_rounds"], resampling),
+                "rounds/query",
+            ),
+            "regret_seconds": (
+                mean_interval(own["seconds"] - own["best_fixed_seconds"], resampling),
+                "s/query",
+            ),
+            "evaluated": (ratio_interval(own["evaluated"], own["rounds"], resampling), "share of rounds"),
+        }
+        if own["switches"].notna().all():
+            metrics["switches"] = (mean_interval(own["switches"], resampling), "1/query")
+        if own["rate"].notna().all():
+            metrics["best_arm_rate"] = (mean_interval(own["rate"], resampling), "share of rounds")
+        reference = queries[(queries["stream"] == stream) & (queries["selector"] == FIXED + generalist)]
+        paired = own.set_index("prompt_id")["rounds"] - reference.set_index("prompt_id")["rounds"]
+        for metric, (interval, unit) in metrics.items():
+            row = {"stream": stream, "selector": selector, "metric": metric, **interval.row(unit)}
+            rows.append(row | {"p": wilcoxon_p(paired) if metric == "regret" else np.nan})
+    return pd.DataFrame(rows)
+
+
+def regret_over_tokens(
+    replays: dict[str, pd.DataFrame], pool: list[str], resampling: Resampling
+) -> pd.DataFrame:
+    """Rounds to commit n tokens minus those of the query's best fixed arm, over n (queries that long).
+
+    Returns:
+        Columns stream, selector, tokens, value, low, high, n, unit, method; cut where fewer than half of the queries
+        are long enough.
+    """
+    curves = replays["curves"].groupby([*KEYS, "selector", "n"], observed=True)["rounds"].mean().reset_index()
+    queries = per_query(replays["answers"], replays["oracles"], pool)
+    best = queries.loc[queries["selector"] == PLAIN, [*KEYS, "best_arm"]]
+    best = best.assign(selector=FIXED + best["best_arm"])
+    reference = curves.merge(best, on=[*KEYS, "selector"]).rename(columns={"rounds": "reference"})
+    curves = curves.merge(reference[[*KEYS, "n", "reference"]], on=[*KEYS, "n"])
+    curves["excess"] = curves["rounds"] - curves["reference"]
+    n_queries = best.groupby("stream").size()
+    rows = []
+    for (stream, selector, n), own in curves.groupby(["stream", "selector", "n"], observed=True):
+        if 2 * len(own) >= n_queries[stream]:
+            head = {"stream": stream, "selector": selector, "tokens": int(n)}
+            rows.append(head | mean_interval(own["excess"], resampling).row("rounds"))
+    return pd.DataFrame(rows)
+
+
+def prediction(
+    replays: dict[str, pd.DataFrame], sequences: pd.DataFrame, timed: str, resampling: Resampling
+) -> pd.DataFrame:
+    """Tokens per second predicted from table and costs against live decoding, per stream and selector.
+
+    The live seeds are a sample of the replayed ones, so a learner's prediction is its mean over seeds.
+
+    Returns:
+        Columns stream, selector, live, predicted (tokens/s), ratio with interval (predicted / live time, over
+        prompts), n, rounds_live, rounds_predicted.
+    """
+    live = sequences[sequences["dtype"] == timed].assign(committed=lambda rows: rows["n_tokens"] - 1)
+    live = live.groupby(["stream", "selector", "prompt_id"], observed=True)[
+        ["committed", "wall_time", "rounds"]
+    ].mean()
+    replayed = (
+        replays["answers"]
+        .groupby(["stream", "selector", "prompt_id"], observed=True)[["tokens", "seconds", "rounds"]]
+        .mean()
+    )
+    both = live.join(replayed.rename(columns={"rounds": "rounds_replayed"}), how="inner").reset_index()
+    rows = []
+    for (stream, selector), own in both.groupby(["stream", "selector"], observed=True):
+        rows.append(
+            {
+                "stream": stream,
+                "selector": selector,
+                "live": own["committed"].sum() / own["wall_time"].sum(),
+                "predicted": own["tokens"].sum() / own["seconds"].sum(),
+                "rounds_live": own["rounds"].sum(),
+                "rounds_predicted": own["rounds_replayed"].sum(),
+                **ratio_interval(own["wall_time"], own["seconds"], resampling).row("predicted / live"),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def replay_statistics(
+    cfg: dict, folders: Sequence[Path], sequences: pd.DataFrame, timed: str, resampling: Resampling
+) -> dict[str, pd.DataFrame]:
+    """All statistics of replay: leaderboard, replay_curves and, with live decoding, prediction."""
+    replays = read_replays([Path(folder) for folder in folders])
+    found = {
+        "leaderboard": leaderboard(replays, cfg["pool"], cfg["generalist"], resampling),
+        "replay_curves": regret_over_tokens(replays, cfg["pool"], resampling),
+    }
+    if len(sequences):
+        found["prediction"] = prediction(replays, sequences, timed, resampling)
+    return found

@@ -1,0 +1,95 @@
+"""Artefacts of the replay laboratory: frozen costs and replayed selectors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftpool.config.ids import make_id
+from draftpool.errors import DraftpoolError
+
+if TYPE_CHECKING:
+    from draftpool.config.plan import Artefact, Plan
+
+
+def replayed_selectors(plan: Plan) -> dict[str, dict]:
+    """Live selectors and those of the `replay` block, by name.
+
+    Raises:
+        DraftpoolError: If a name stands in both blocks, or `few` names none of them.
+    """
+    replay = plan.study.replay
+    for name in replay.selectors:
+        if name in plan.study.selectors:
+            raise DraftpoolError(
+                "this selector is decoded live and replayed already",
+                f"config key `replay.selectors.{name}`",
+                "rename it or leave it out",
+            )
+    both = plan.study.selectors | replay.selectors
+    for name in replay.few:
+        if name not in both:
+            raise DraftpoolError(
+                f"unknown selector `{name}`", "config key `replay.few`", f"known: {', '.join(both)}"
+            )
+    return both
+
+
+def costs_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
+    """Costs of the pool in the dtype that live decoding is timed in."""
+    if plan.study.replay is None or not plan.study.pool:
+        return []
+    cfg = {
+        "drafters": plan.named_drafters(plan.study.pool),
+        "repeats": plan.study.replay.cost_repeats,
+        "dtype": plan.dtypes[-1],
+        "taps": plan.study.target.taps,
+        "backend": plan.study.target.backend,
+        "device": plan.study.device,
+    }
+    inputs = {
+        "target": plan.target.id,
+        "responses": [plan.responses[domain, "eval"].id for domain in plan.study.domains],
+    }
+    return [make(make_id("costs", cfg | inputs), cfg, inputs)]
+
+
+def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
+    """Replay of all selectors on the live streams, cut to the live length, and on all held-out answers.
+
+    The acceptance table holds greedy texts; a study at another temperature has no exact replay.
+    """
+    if plan.study.replay is None or not plan.study.pool or plan.study.decode.temperature > 0.0:
+        return []
+    streams = {
+        name: {
+            "domains": plan.domain_names(stream.domains, f"decode.streams.{name}.domains"),
+            "prompts_per_domain": stream.prompts_per_domain,
+            "order": stream.order,
+            "seed": stream.seed,
+            "limit": plan.study.decode.max_new_tokens,
+        }
+        for name, stream in plan.study.decode.streams.items()
+    }
+    streams["heldout"] = {
+        "domains": list(plan.study.domains),
+        "prompts_per_domain": None,
+        "order": "blocks",
+        "seed": 0,
+        "limit": None,
+    }
+    cfg = {
+        "pool": list(plan.study.pool),
+        "drafters": plan.named_drafters(plan.study.pool),
+        "selectors": replayed_selectors(plan),
+        "seeds": plan.study.replay.seeds,
+        "few": sorted(plan.study.replay.few),
+        "few_seeds": plan.study.replay.few_seeds,
+        "streams": streams,
+    }
+    (costs,) = costs_artefact(plan, make)
+    inputs = {
+        "acceptance": plan.score.id,
+        "costs": costs.id,
+        "responses": [plan.responses[domain, "eval"].id for domain in plan.study.domains],
+    }
+    return [make(make_id("replay", cfg | inputs), cfg, inputs)]

@@ -1,0 +1,279 @@
+"""Stage replay_selectors: every selector, many seeds, on every stream, from the acceptance table and frozen costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from draftpool.artefacts import atomic_dir, read_table, write_provenance, write_table
+from draftpool.data.streams import ordered
+from draftpool.errors import DraftpoolError
+from draftpool.progress import bar
+from draftpool.registry import load_registered
+from draftpool.replay.answers import PLAIN, lay_out
+from draftpool.replay.costs import CostModel, load_costs
+from draftpool.replay.engine import EpisodeDraws, Replayed, replay
+from draftpool.replay.oracles import best_switching_cost, best_switching_rounds, greedy_rounds
+from draftpool.selectors.base import DECORATOR, PACKAGE, Context, Ints, make_selector
+
+COLUMNS = ["prompt_id", "domain", "repeat", "drafter", "position", "left", "k", "accepted", "gamma"]
+# Every scored prompt at full length, in no order that matters.
+HELD_OUT = "heldout"
+# Episodes played side by side: few enough for the processor's cache, many enough to hide Python.
+CHUNK = 2000
+# Numbers of tokens at which the curves of rounds are kept.
+POINTS = 16
+
+
+def arms_of(selector: dict, pool: list[str]) -> tuple[str, ...]:
+    """Arms that a configured selector chooses from: the pool, and plain decoding if its kind weighs costs."""
+    cls = load_registered(PACKAGE, DECORATOR, selector["kind"])
+    return (*pool, PLAIN) if cls.plays_plain else tuple(pool)
+
+
+def stream_prompts(table: pd.DataFrame, stream: dict) -> list[str]:
+    """Prompt ids of a stream in its order; the table holds every domain's held-out prompts in theirs.
+
+    Raises:
+        DraftpoolError: If a domain has too few scored prompts.
+    """
+    taken = []
+    for domain in stream["domains"]:
+        own = table.loc[table["domain"] == domain, "prompt_id"].drop_duplicates().tolist()
+        wanted = stream["prompts_per_domain"] or len(own)
+        if len(own) < wanted:
+            raise DraftpoolError(
+                f"only {len(own)} scored prompts of {domain}, {wanted} wanted",
+                "replay",
+                "raise score.prompts_per_domain or lower the stream's prompts_per_domain",
+            )
+        taken += own[:wanted]
+    return ordered(taken, stream["order"], stream["seed"])
+
+
+class Stream:
+    """One stream laid out for the arms of a pool.
+
+    Args:
+        name: Of the stream.
+        prompts: Prompt ids in order.
+        table: Acceptance rows.
+        arms: Of the selectors; the layout depends on them.
+        limit: Tokens of an answer, or None.
+        lengths: Prompt tokens by prompt id.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        prompts: list[str],
+        table: pd.DataFrame,
+        arms: tuple[str, ...],
+        limit: int | None,
+        lengths: pd.Series,
+    ):
+        self.name = name
+        self.answers = lay_out(table[table["prompt_id"].isin(prompts)], arms, limit)
+        frame = self.answers.frame
+        place = {prompt: index for index, prompt in enumerate(prompts)}
+        self.index = frame["prompt_id"].astype(str).map(place).to_numpy(dtype=np.int64)
+        self.prompt_tokens = lengths.loc[frame["prompt_id"].astype(str)].to_numpy(dtype=np.int64)
+        self._draws: dict[int, tuple[Ints, EpisodeDraws]] = {}
+
+    def chunks(self, seeds: int) -> Iterator[tuple[Ints, Ints, EpisodeDraws]]:
+        """Answers, seeds and draws of all episodes, longer answers apart from shorter ones."""
+        by_length = np.argsort(self.answers.tokens, kind="stable")
+        which = np.repeat(by_length, seeds)
+        seed = np.tile(np.arange(seeds), len(by_length))
+        for first in range(0, len(which), CHUNK):
+            part = slice(first, first + CHUNK)
+            if (seeds, first) not in self._draws:
+                self._draws[seeds, first] = EpisodeDraws(
+                    self.keys(which[part], seed[part]), len(self.answers.arms) + 1
+                )
+            yield which[part], seed[part], self._draws[seeds, first]
+
+    def keys(self, which: Ints, seed: Ints) -> list[tuple[int, int, str]]:
+        """Keys of the episodes' draws."""
+        frame = self.answers.frame
+        prompts, repeats = frame["prompt_id"].astype(str).to_numpy(), frame["repeat"].to_numpy()
+        return [(int(s), int(repeats[row]), str(prompts[row])) for row, s in zip(which, seed, strict=True)]
+
+
+class Tally:
+    """Sums of one selector's episodes per answer, over seeds."""
+
+    def __init__(self, stream: Stream, costs: CostModel, selector: str, needs: str):
+        self.stream, self.costs, self.selector, self.needs = stream, costs, selector, needs
+        answers = stream.answers
+        n = len(answers.tokens)
+        longest = int(answers.tokens.max())
+        self.grid = np.unique(np.linspace(1, longest, min(POINTS, longest)).round().astype(np.int64))
+        self.sums = {
+            name: np.zeros(n)
+            for name in (
+                "episodes",
+                "rounds",
+                "accepted",
+                "switches",
+                "evaluated",
+                "seconds",
+                "evaluation_seconds",
+            )
+        }
+        self.squares = np.zeros(n)
+        self.arms = np.zeros((n, len(answers.arms)))
+        self.curve = np.zeros((n, len(self.grid)))
+        self.reached = np.zeros((n, len(self.grid)))
+
+    def add(self, played: Replayed, which: Ints) -> None:
+        """Take episodes in."""
+        answers = self.stream.answers
+        there = played.arms >= 0
+        rounds = there.sum(axis=0)
+        switched = (played.arms[1:] != played.arms[:-1]) & there[1:]
+        seconds, evaluation = self.costs.seconds(
+            played, answers, which, self.stream.prompt_tokens, self.needs
+        )
+        values = {
+            "episodes": np.ones(len(which)),
+            "rounds": rounds,
+            "accepted": np.where(there, played.accepted, 0).sum(axis=0),
+            "switches": switched.sum(axis=0),
+            "evaluated": played.evaluated.sum(axis=0),
+            "seconds": seconds,
+            "evaluation_seconds": evaluation,
+        }
+        for name, value in values.items():
+            self.sums[name] += np.bincount(which, weights=value, minlength=len(self.squares))
+        self.squares += np.bincount(which, weights=rounds.astype(float) ** 2, minlength=len(self.squares))
+        rows, cells = np.broadcast_to(which, there.shape)[there], played.arms[there]
+        np.add.at(self.arms, (rows, cells), 1.0)
+        done = np.where(there, played.committed, 0).cumsum(axis=0)
+        for column, n in enumerate(self.grid):
+            used = (done < n).sum(axis=0) + 1
+            reached = answers.tokens[which] >= n
+            self.curve[:, column] += np.bincount(
+                which, weights=np.where(reached, used, 0), minlength=len(self.squares)
+            )
+            self.reached[:, column] += np.bincount(which, weights=reached, minlength=len(self.squares))
+
+    def frames(self) -> dict[str, pd.DataFrame]:
+        """Tables `answers`, `arms` and `curves` of this selector on this stream, seeds averaged."""
+        answers = self.stream.answers
+        n = np.maximum(self.sums["episodes"], 1.0)
+        head = answers.frame.assign(
+            stream=self.stream.name, selector=self.selector, prompt_index=self.stream.index
+        )
+        means = {name: total / n for name, total in self.sums.items() if name != "episodes"}
+        variance = np.maximum(self.squares / n - means["rounds"] ** 2, 0.0)
+        table = head.assign(**means, rounds_sd=np.sqrt(variance), seeds=self.sums["episodes"].astype(int))
+        arms = pd.DataFrame(self.arms / n[:, None], columns=list(answers.arms))
+        arms = head[["stream", "selector", "prompt_id", "domain", "repeat"]].join(arms)
+        arms = arms.melt(
+            id_vars=["stream", "selector", "prompt_id", "domain", "repeat"],
+            var_name="arm",
+            value_name="rounds",
+        )
+        with np.errstate(invalid="ignore"):
+            curve = pd.DataFrame(self.curve / self.reached, columns=self.grid)
+        curves = head[["stream", "selector", "prompt_id", "domain", "repeat"]].join(curve)
+        curves = curves.melt(
+            id_vars=["stream", "selector", "prompt_id", "domain", "repeat"], var_name="n", value_name="rounds"
+        ).dropna()
+        return {"answers": table, "arms": arms, "curves": curves.astype({"n": int})}
+
+
+def play(name: str, cfg: dict, stream: Stream, costs: CostModel, seeds: int) -> dict[str, pd.DataFrame]:
+    """Replay one selector on one stream; one that carries state meets the prompts in order.
+
+    Args:
+        name: Of the selector.
+        cfg: Its kind and parameters.
+        stream: Laid out for its arms.
+        costs: Of the same arms.
+        seeds: Selector seeds 0 .. seeds - 1.
+    """
+    selector = make_selector(cfg, stream.answers.arms)
+    tally = Tally(stream, costs, name, selector.needs)
+    context = Context(costs=costs.rounds)
+    if selector.carries:
+        episodes = np.arange(seeds)
+        for place, row in enumerate(np.argsort(stream.index, kind="stable")):
+            which = np.full(seeds, row)
+            draws = EpisodeDraws(stream.keys(which, episodes), len(stream.answers.arms) + 1)
+            played = replay(selector, stream.answers, which, draws, context, resumed=place > 0)
+            tally.add(played, which)
+        return tally.frames()
+    for which, _, draws in stream.chunks(seeds):
+        tally.add(replay(selector, stream.answers, which, draws, context), which)
+    return tally.frames()
+
+
+def oracles(stream: Stream, costs: CostModel) -> pd.DataFrame:
+    """Per answer: rounds of the best switching sequence and of the longest draft of all, and cheapest seconds.
+
+    `ensemble_seconds` charges all drafts and all verifications of every round; `switching_seconds` is the cost program
+    with free catch-up, so that it is a bound.
+    """
+    answers = stream.answers
+    committed = answers.committed_by_left()
+    rows = np.arange(len(answers.tokens)), answers.tokens
+    greedy = greedy_rounds(committed)[rows]
+    return answers.frame.assign(
+        stream=stream.name,
+        switching_rounds=best_switching_rounds(committed)[rows],
+        greedy_rounds=greedy,
+        ensemble_seconds=greedy * (costs.draft.sum() + costs.verify.sum()),
+        switching_seconds=best_switching_cost(committed, costs.verify + costs.draft)[rows],
+    )
+
+
+def replay_selectors(cfg: dict, acceptance: Path, costs: Path, responses: list[Path], out: Path) -> None:
+    """Write `answers.parquet`, `arms.parquet`, `curves.parquet` (seeds averaged) and `oracles.parquet`.
+
+    Args:
+        cfg: `pool`, `selectors` (name -> kind and parameters), `seeds`, `few` (names replayed with `few_seeds`
+            only), `streams` (name -> domains, prompts_per_domain, order, seed, limit).
+        acceptance: The acceptance table.
+        costs: Folder of `costs.json`.
+        responses: Held-out response folders (prompt lengths).
+        out: Folder to write.
+
+    Raises:
+        DraftpoolError: If the table or the costs belong to another pool.
+    """
+    table = read_table(
+        acceptance,
+        columns=["prompt_id", "domain", "repeat", "drafter", "position", "left", "k", "accepted", "gamma"],
+    )
+    lengths = pd.concat([read_table(folder / "responses.parquet") for folder in responses])
+    lengths = lengths.drop_duplicates("prompt_id").set_index("prompt_id")["prompt_ids"].map(len)
+    methods = {PLAIN: ({"kind": "plain"}, (*cfg["pool"], PLAIN), 1)}
+    methods |= {
+        f"fixed:{name}": ({"kind": "fixed", "arm": name}, tuple(cfg["pool"]), 1) for name in cfg["pool"]
+    }
+    for name, selector in cfg["selectors"].items():
+        seeds = cfg["few_seeds"] if name in cfg["few"] else cfg["seeds"]
+        methods[name] = (selector, arms_of(selector, cfg["pool"]), seeds)
+    frames: dict[str, list[pd.DataFrame]] = {"answers": [], "arms": [], "curves": [], "oracles": []}
+    with bar(len(methods) * len(cfg["streams"]), "replay", "selector") as shown:
+        for name, options in cfg["streams"].items():
+            prompts = stream_prompts(table, options)
+            laid_out: dict[tuple[str, ...], tuple[Stream, CostModel]] = {}
+            for method, (selector, arms, seeds) in methods.items():
+                if arms not in laid_out:
+                    stream = Stream(name, prompts, table, arms, options["limit"], lengths)
+                    laid_out[arms] = stream, load_costs(costs, arms, stream.answers.k)
+                stream, model = laid_out[arms]
+                for kind, frame in play(method, selector, stream, model, seeds).items():
+                    frames[kind].append(frame)
+                shown.update(1)
+            frames["oracles"].append(oracles(*laid_out[tuple(cfg["pool"])]))
+    with atomic_dir(out) as folder:
+        for kind, parts in frames.items():
+            write_table(folder / f"{kind}.parquet", pd.concat(parts, ignore_index=True))
+        write_provenance(folder, cfg)

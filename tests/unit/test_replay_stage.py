@@ -1,0 +1,203 @@
+"""Stage replay_selectors: tallies and prices against a plain loop over episodes, streams, carry-over, bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from draftpool.artefacts import read_table, write_json, write_table
+from draftpool.decoding.costs import selection_seconds
+from draftpool.errors import DraftpoolError
+from draftpool.replay.answers import lay_out
+from draftpool.replay.costs import load_costs
+from draftpool.replay.engine import EpisodeDraws, replay
+from draftpool.replay.run import arms_of, replay_selectors, stream_prompts
+from draftpool.selectors.base import make_selector
+
+POOL = ["a", "b", "c"]
+COSTS = {
+    "verify": {"1": 1.0, "4": 1.3},
+    "draft": {"a": 0.1, "b": 0.2, "c": 0.15},
+    "catch_up": {name: {"fixed": 0.01, "per_token": 0.001} for name in POOL},
+    "evaluate": 0.35,
+    "evaluate_catch_up": {"fixed": 0.02, "per_token": 0.003},
+    "select": {"bandit": 0.004, "full": 0.005},
+}
+
+
+def acceptance(answers: int = 6, tokens: int = 30, seed: int = 0) -> pd.DataFrame:
+    """Random acceptance of the pool on answers of two domains."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for answer in range(answers):
+        n = tokens - answer
+        for drafter in POOL:
+            for position in range(n):
+                left = n - position
+                rows.append(
+                    {
+                        "prompt_id": f"p{answer}",
+                        "domain": "xy"[answer % 2],
+                        "repeat": 0,
+                        "drafter": drafter,
+                        "position": position,
+                        "left": left,
+                        "k": 3,
+                        "accepted": min(int(rng.integers(0, 4)), left),
+                        "gamma": rng.random(min(3, left)).astype(np.float32),
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Folders of table, costs and answers (their prompt lengths)."""
+    table = acceptance()
+    write_table(tmp_path / "acceptance.parquet", table)
+    (tmp_path / "costs").mkdir()
+    write_json(tmp_path / "costs" / "costs.json", COSTS)
+    prompts = pd.DataFrame(
+        {"prompt_id": [f"p{n}" for n in range(6)], "prompt_ids": [[1] * (5 + n) for n in range(6)]}
+    )
+    write_table(tmp_path / "answers" / "responses.parquet", prompts)
+    return tmp_path
+
+
+def run(world: Path, selectors: dict, **changes) -> dict[str, pd.DataFrame]:
+    """Run the stage and read its tables."""
+    stream = {"domains": ["x", "y"], "prompts_per_domain": 2, "order": "shuffled", "seed": 1, "limit": 20}
+    cfg = {
+        "pool": POOL,
+        "selectors": selectors,
+        "seeds": 5,
+        "few": [],
+        "few_seeds": 2,
+        "streams": {"mixed": stream},
+    }
+    out = world / "replay"
+    replay_selectors(cfg | changes, world / "acceptance.parquet", world / "costs", [world / "answers"], out)
+    return {kind: read_table(out / f"{kind}.parquet") for kind in ("answers", "arms", "curves", "oracles")}
+
+
+def naive_seconds(arms, committed, evaluated, prompt: int, select: float) -> float:
+    """The price list applied round by round to one episode."""
+    place, total = prompt, 0.0
+    read, evaluated_to = dict.fromkeys(POOL, 0), 0
+    for arm, tokens, full in zip(arms, committed, evaluated, strict=True):
+        total += COSTS["verify"]["4"] + select
+        if full:
+            total += COSTS["evaluate"] + 0.02 + 0.003 * (place - evaluated_to)
+            evaluated_to = place
+        else:
+            total += COSTS["draft"][arm] + 0.01 + 0.001 * (place - read[arm])
+            read[arm] = place
+        place += tokens
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "cfg"),
+    [
+        ("ucb", {"kind": "metasd_ucb"}),
+        ("hedge", {"kind": "hedgespec"}),
+        ("every", {"kind": "hedgespec", "evaluate": "every", "every": 3}),
+    ],
+)
+def test_tables_equal_a_loop_over_episodes(world, name, cfg):
+    tables = run(world, {name: cfg})
+    answers = lay_out(acceptance(), POOL, 20)
+    own = tables["answers"][tables["answers"].selector == name].set_index("prompt_id")
+    assert len(own) == 4 and (own.seeds == 5).all()
+    arms = tables["arms"][tables["arms"].selector == name]
+    curves = tables["curves"][tables["curves"].selector == name]
+    for prompt, row in own.iterrows():
+        place = answers.frame.index[answers.frame.prompt_id == prompt][0]
+        totals, counts, reached = [], dict.fromkeys(POOL, 0), {}
+        for seed in range(5):
+            keys = [(seed, 0, prompt)]
+            made = replay(make_selector(cfg, POOL), answers, np.array([place]), EpisodeDraws(keys, 4))
+            played = [POOL[arm] for arm in made.arms[:, 0]]
+            length = 5 + int(prompt[1:])
+            select = COSTS["select"]["bandit" if name == "ucb" else "full"]
+            seconds = naive_seconds(played, made.committed[:, 0], made.evaluated[:, 0], length, select)
+            switches = sum(x != y for x, y in zip(played, played[1:], strict=False))
+            totals.append([len(played), made.accepted.sum(), switches, made.evaluated.sum(), seconds])
+            for arm in played:
+                counts[arm] += 1
+            done = np.cumsum(made.committed[:, 0])
+            for n in curves[curves.prompt_id == prompt].n:
+                reached.setdefault(n, []).append(int(np.searchsorted(done, n)) + 1)
+        expected = np.mean(totals, axis=0)
+        np.testing.assert_allclose(
+            row[["rounds", "accepted", "switches", "evaluated", "seconds"]].astype(float), expected
+        )
+        assert row.rounds_sd == pytest.approx(np.std([t[0] for t in totals]))
+        found = arms[arms.prompt_id == prompt].set_index("arm").rounds
+        assert {arm: found[arm] * 5 for arm in POOL} == pytest.approx(counts)
+        for line in curves[curves.prompt_id == prompt].itertuples():
+            assert line.rounds == pytest.approx(np.mean(reached[line.n]))
+
+
+def test_carried_weights_meet_the_prompts_in_the_stream_s_order(world):
+    cfg = {"kind": "hedgespec", "carry": True}
+    tables = run(world, {"carried": cfg})
+    order = stream_prompts(
+        acceptance(), {"domains": ["x", "y"], "prompts_per_domain": 2, "order": "shuffled", "seed": 1}
+    )
+    own = tables["answers"][tables["answers"].selector == "carried"].set_index("prompt_id")
+    assert own.prompt_index.sort_values().index.tolist() == order
+    answers = lay_out(acceptance(), POOL, 20)
+    rounds = {prompt: [] for prompt in order}
+    for seed in range(5):
+        selector = make_selector(cfg, POOL)
+        for place, prompt in enumerate(order):
+            which = answers.frame.index[answers.frame.prompt_id == prompt].to_numpy()
+            made = replay(selector, answers, which, EpisodeDraws([(seed, 0, prompt)], 4), resumed=place > 0)
+            rounds[prompt].append(len(made.arms))
+    for prompt in order:
+        assert own.loc[prompt, "rounds"] == pytest.approx(np.mean(rounds[prompt]))
+
+
+def test_plain_decoding_is_an_arm_of_cost_aware_selectors_only(world):
+    assert arms_of({"kind": "cost_ucb"}, POOL) == ("a", "b", "c", "plain")
+    assert arms_of({"kind": "metasd_ucb"}, POOL) == ("a", "b", "c")
+    tables = run(world, {"costly": {"kind": "cost_ucb"}, "few": {"kind": "random"}}, few=["few"])
+    arms = tables["arms"].groupby(["selector", "arm"]).rounds.sum().unstack()
+    assert arms.loc["costly", "plain"] > 0 and np.isnan(arms.loc["few", "plain"])
+    plain = tables["answers"][tables["answers"].selector == "plain"]
+    np.testing.assert_allclose(plain.seconds, plain.rounds * (COSTS["verify"]["1"] + 0.004))
+    assert (plain.rounds == plain.tokens).all()
+    assert set(tables["answers"][tables["answers"].selector == "few"].seeds) == {2}
+
+
+def test_oracles_bound_every_selector(world):
+    kinds = {"random": {"kind": "random"}, "ucb": {"kind": "metasd_ucb"}, "hedge": {"kind": "hedgespec"}}
+    tables = run(world, kinds)
+    both = tables["answers"].merge(tables["oracles"], on=["stream", "prompt_id", "domain", "repeat"])
+    both = both[both.selector != "plain"]
+    assert (both.rounds >= both.switching_rounds - 1e-9).all()
+    assert (both.seconds >= both.switching_seconds).all()
+    greedy = both.greedy_rounds * (0.1 + 0.2 + 0.15 + 3 * 1.3)
+    np.testing.assert_allclose(both.ensemble_seconds, greedy)
+
+
+def test_bad_input_is_told(world):
+    with pytest.raises(DraftpoolError, match="only 3 scored prompts of x, 9 wanted"):
+        stream = {"domains": ["x"], "prompts_per_domain": 9, "order": "blocks", "seed": 0, "limit": None}
+        run(world, {}, streams={"s": stream})
+    with pytest.raises(DraftpoolError, match="no rows of d"):
+        run(world, {}, pool=["a", "d"])
+    answers = lay_out(acceptance(), POOL)
+    write_json(world / "costs" / "costs.json", COSTS | {"draft": {"a": 0.1}})
+    with pytest.raises(DraftpoolError, match="'b' was not measured.*profile_costs"):
+        load_costs(world / "costs", tuple(POOL), answers.k)
+
+
+def test_selection_is_timed_for_bandits_and_full_information():
+    lengths = np.array([3, 3, 3])
+    for cfg in ({"kind": "metasd_ucb"}, {"kind": "hedgespec", "estimator": "soft"}, {"kind": "router"}):
+        assert 0.0 < selection_seconds(cfg, POOL, lengths, 5) < 0.1
