@@ -17,6 +17,8 @@ from draftpool.config import hardware, overview
 from draftpool.config.ids import ID_PATTERN, make_id
 from draftpool.config.load import merge, read_yaml, resolve
 from draftpool.config.plan import Plan
+from draftpool.config.stages import check_kinds
+from draftpool.errors import DraftpoolError
 
 TINY = read_yaml(Path(__file__).resolve().parents[1] / "workflow/config.yaml")
 
@@ -203,3 +205,36 @@ def test_d42_an_edited_local_prompt_file_makes_new_prompts(tmp_path):
         rows.write_text(text)
         ids.append(plan_of({"domains": domain}).prompts["mine"].id)
     assert ids[0] != ids[1] == ids[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"selectors": {"c": {"kind": "hedgespec", "carry": True}}},
+            "selectors.c.*in replay only.*replay.selectors",
+        ),
+        ({"selectors": {"c": {"kind": "cost_ucb"}}}, "selectors.c.*in replay only"),
+        ({"replay": {"selectors": {"c": {"kind": "hedgespc"}}}}, "replay.selectors.c.*unknown selector"),
+        (
+            {"replay": {"selectors": {"c": {"kind": "exp3", "eta": 1.0}}}},
+            "replay.selectors.c.*unknown parameter 'eta'",
+        ),
+        (
+            {"replay": {"selectors": {"ucb": {"kind": "exp3"}}}},
+            "replay.selectors.ucb.*decoded live and replayed",
+        ),
+        ({"replay": {"few": ["nobody"]}}, "replay.few.*unknown selector `nobody`"),
+    ],
+)
+def test_selectors_that_cannot_be_are_refused_before_any_job(changes, message):
+    plan = plan_of(changes)
+    with pytest.raises(DraftpoolError) as caught:
+        check_kinds(plan)
+        plan.by_stage()
+    assert re.search(message, str(caught.value).replace("\n", " "))
+
+
+def test_replayed_selectors_may_carry_weights_and_weigh_costs():
+    kinds = {"a": {"kind": "hedgespec", "carry": True}, "b": {"kind": "cost_hedge"}}
+    check_kinds(plan_of({"replay": {"selectors": kinds}}))

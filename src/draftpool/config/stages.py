@@ -62,6 +62,12 @@ def check_kinds(plan: Plan) -> None:
             if name in RESERVED:
                 raise DraftpoolError("this name is taken", key, "choose another one")
             try:
-                make_selector(selector, [*(plan.study.pool or plan.runs), "plain"])
+                made = make_selector(selector, [*(plan.study.pool or plan.runs), "plain"])
             except DraftpoolError as error:
                 raise DraftpoolError(str(error), key) from error
+            if block == "selectors" and (made.carries or made.plays_plain or selector["kind"] == "router"):
+                raise DraftpoolError(
+                    "carried weights, modelled costs and routes exist in replay only",
+                    key,
+                    "move it to `replay.selectors`",
+                )
