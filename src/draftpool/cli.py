@@ -23,6 +23,7 @@ STAGES = {
     "decode_live": "draftpool.decoding.live:decode_live",
     "profile_decode": "draftpool.decoding.profile:profile_decode",
     "profile_costs": "draftpool.decoding.costs:profile_costs",
+    "train_router": "draftpool.replay.router:train_router",
     "replay_selectors": "draftpool.replay.run:replay_selectors",
     "compute_stats": "draftpool.analysis.stats:compute_stats",
 }
@@ -120,11 +121,19 @@ def _parser() -> argparse.ArgumentParser:
         drafters="folders",
     )
     stage(
+        "train_router",
+        "train classifiers that route prompts",
+        prompts="folders",
+        train="folders",
+        heldout="folders",
+    )
+    stage(
         "replay_selectors",
         "replay selectors on the acceptance table",
         acceptance="file",
         costs="folder",
         responses="folders",
+        routes="optional folder",
     )
     stage(
         "compute_stats",
@@ -164,7 +173,12 @@ def _run_stage(arguments: argparse.Namespace) -> None:
     command, threads = flags.pop("command"), flags.pop("threads")
     cfg = _cfg(flags.pop("cfg"))
     module_name, function_name = STAGES[command].split(":")
-    if threads is not None and command not in ("prepare_prompts", "replay_selectors", "compute_stats"):
+    if threads is not None and command not in (
+        "prepare_prompts",
+        "train_router",
+        "replay_selectors",
+        "compute_stats",
+    ):
         import torch
 
         torch.set_num_threads(max(1, threads))

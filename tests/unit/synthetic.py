@@ -333,6 +333,8 @@ def replayed(folder: Path, cfg: dict) -> Path:
     }
     options = {
         "pool": pool,
+        "homes": {},
+        "generalist": pool[0],
         "selectors": {"ucb_bd": {"kind": "metasd_ucb"}, "normal_hedge": {"kind": "hedgespec"}},
         "seeds": 3,
         "few": [],
@@ -340,7 +342,7 @@ def replayed(folder: Path, cfg: dict) -> Path:
         "streams": {"mixed": stream},
     }
     acceptance = folder / "acceptance.parquet"
-    replay_selectors(options, acceptance, folder / "costs", [folder / "responses"], folder / "replay")
+    replay_selectors(options, acceptance, folder / "costs", [folder / "responses"], None, folder / "replay")
     return folder / "replay"
 
 

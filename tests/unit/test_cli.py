@@ -28,7 +28,8 @@ FLAGS = {
     "decode_live": ["--target", "t", "--prompts", "p", "--drafters", "d", "--lossless", "l", "--state", "s"],
     "profile_decode": ["--target", "t", "--prompts", "p", "--drafters", "d"],
     "profile_costs": ["--target", "t", "--responses", "a", "--drafters", "d"],
-    "replay_selectors": ["--acceptance", "a", "--costs", "c", "--responses", "r"],
+    "train_router": ["--prompts", "p", "--train", "a", "--heldout", "b"],
+    "replay_selectors": ["--acceptance", "a", "--costs", "c", "--responses", "r", "--routes", "q"],
     "compute_stats": ["--acceptance", "a", "--training", "d", "--lossless", "l", "--responses", "r"],
 }
 

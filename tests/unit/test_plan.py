@@ -58,7 +58,11 @@ def test_ids_tell_values_apart_even_when_they_are_swapped(fields):
 
 
 def test_every_id_of_a_study_is_a_name_without_slash():
-    for made in plan_of({"profile": {"methods": ["plain"]}}).by_stage().values():
+    for made in (
+        plan_of({"profile": {"methods": ["plain"]}, "replay": {"selectors": {"r": {"kind": "router"}}}})
+        .by_stage()
+        .values()
+    ):
         assert made
         for id, artefact in made.items():
             assert id == artefact.id and re.fullmatch(ID_PATTERN, id)

@@ -72,6 +72,8 @@ def run(world: Path, selectors: dict, **changes) -> dict[str, pd.DataFrame]:
     stream = {"domains": ["x", "y"], "prompts_per_domain": 2, "order": "shuffled", "seed": 1, "limit": 20}
     cfg = {
         "pool": POOL,
+        "homes": {"b": "x", "c": "y"},
+        "generalist": "a",
         "selectors": selectors,
         "seeds": 5,
         "few": [],
@@ -79,7 +81,9 @@ def run(world: Path, selectors: dict, **changes) -> dict[str, pd.DataFrame]:
         "streams": {"mixed": stream},
     }
     out = world / "replay"
-    replay_selectors(cfg | changes, world / "acceptance.parquet", world / "costs", [world / "answers"], out)
+    routes = world / "routes" if (world / "routes").exists() else None
+    table, costs = world / "acceptance.parquet", world / "costs"
+    replay_selectors(cfg | changes, table, costs, [world / "answers"], routes, out)
     return {kind: read_table(out / f"{kind}.parquet") for kind in ("answers", "arms", "curves", "oracles")}
 
 
@@ -201,3 +205,24 @@ def test_selection_is_timed_for_bandits_and_full_information():
     lengths = np.array([3, 3, 3])
     for cfg in ({"kind": "metasd_ucb"}, {"kind": "hedgespec", "estimator": "soft"}, {"kind": "router"}):
         assert 0.0 < selection_seconds(cfg, POOL, lengths, 5) < 0.1
+
+
+def test_routers_play_the_specialist_of_the_prompt_s_domain(world):
+    (world / "routes").mkdir()
+    rows = [
+        f"p{n},{'xy'[n % 2]},{kind},{route},0.9"
+        for n in range(6)
+        for kind, route in (("tfidf", "xy"[n % 2]), ("hidden", "z"))
+    ]
+    header = "prompt_id,domain,features,route,probability"
+    (world / "routes" / "routes.csv").write_text("\n".join([header, *rows]) + "\n")
+    kinds = {kind: {"kind": "router", "features": kind} for kind in ("tfidf", "hidden")}
+    arms = run(world, kinds)["arms"]
+    played = arms[arms.rounds > 0]
+    for row in played[played.selector == "tfidf"].itertuples():
+        assert row.arm == {"x": "b", "y": "c"}[row.domain]
+    # A domain without a specialist goes to the generalist.
+    assert set(played[played.selector == "hidden"].arm) == {"a"}
+    (world / "routes" / "routes.csv").write_text("\n".join([header, *rows[:2]]) + "\n")
+    with pytest.raises(DraftpoolError, match="a prompt has no route"):
+        run(world, kinds)

@@ -56,6 +56,7 @@ def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
         "score_pool": 1,
         "profile_decode": 1,
         "profile_costs": 1,
+        "train_router": 1,
         "replay_selectors": 1,
         "compute_stats": 1,
         "copy_summary": 1,

@@ -1,4 +1,4 @@
-"""Stages profile_costs and replay_selectors: what a round costs, and every selector replayed without a model."""
+"""Stages profile_costs, train_router and replay_selectors: every selector replayed without a model, and its price."""
 
 
 rule profile_costs:
@@ -42,16 +42,57 @@ rule profile_costs:
         """
 
 
+rule train_router:
+    """Train classifiers that name a prompt's domain.
+
+    Inputs: prompts, and the answers of both splits (which prompts were short enough, hidden states).
+    Outputs: a folder with the route of every held-out prompt.
+    """
+    input:
+        prompts=upstream("train_router", "prompts", PROMPTS),
+        train=upstream("train_router", "train", RESPONSES),
+        heldout=upstream("train_router", "heldout", RESPONSES),
+    output:
+        directory(ROUTES),
+    log:
+        "results/logs/train_router/{id}.log",
+    benchmark:
+        "results/benchmarks/train_router-{id}.tsv"
+    wildcard_constraints:
+        id=known("train_router"),
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=30,
+    params:
+        cfg=cfg_of("train_router"),
+        code=code_of("train_router"),
+    message:
+        "Training routers"
+    shell:
+        """
+        exec &> >(tee -i {log:q})
+        draftpool train_router \
+            --cfg {params.cfg:q} \
+            --prompts {input.prompts:q} \
+            --train {input.train:q} \
+            --heldout {input.heldout:q} \
+            --threads {threads} \
+            --out {output:q}
+        """
+
+
 rule replay_selectors:
     """Replay every selector on every stream.
 
-    Inputs: the acceptance table, the costs, the held-out answers.
+    Inputs: the acceptance table, the costs, the held-out answers, the routes.
     Outputs: a folder with rounds and modelled seconds per answer, and the oracles.
     """
     input:
         acceptance=upstream("replay_selectors", "acceptance", ACCEPTANCE),
         costs=upstream("replay_selectors", "costs", COSTS),
         responses=upstream("replay_selectors", "responses", RESPONSES),
+        routes=upstream("replay_selectors", "routes", ROUTES),
     output:
         directory(REPLAY),
     log:
@@ -77,6 +118,7 @@ rule replay_selectors:
             --acceptance {input.acceptance:q} \
             --costs {input.costs:q} \
             --responses {input.responses:q} \
+            --routes {input.routes:q} \
             --threads {threads} \
             --out {output:q}
         """

@@ -17,7 +17,7 @@ from draftpool.config import hardware
 from draftpool.config.ids import make_id
 from draftpool.config.load import explain, overlay_recipe
 from draftpool.config.models import Recipe, Study
-from draftpool.config.plan_replay import costs_artefact, replay_artefact
+from draftpool.config.plan_replay import costs_artefact, replay_artefact, router_artefact
 from draftpool.errors import DraftpoolError
 
 SPLITS = ("train", "eval")
@@ -385,6 +385,7 @@ class Plan:
             "decode_live": self.decodes.values(),
             "profile_decode": self.profiles,
             "profile_costs": costs_artefact(self, Artefact),
+            "train_router": router_artefact(self, Artefact),
             "replay_selectors": replay_artefact(self, Artefact),
         }
         return {stage: {artefact.id: artefact for artefact in made} for stage, made in found.items()}

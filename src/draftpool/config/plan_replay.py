@@ -53,6 +53,24 @@ def costs_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
     return [make(make_id("costs", cfg | inputs), cfg, inputs)]
 
 
+def _routes_anything(plan: Plan) -> bool:
+    return any(selector["kind"] == "router" for selector in replayed_selectors(plan).values())
+
+
+def router_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
+    """Routes of the held-out prompts, if a selector is a router."""
+    if plan.study.replay is None or not plan.study.pool or not _routes_anything(plan):
+        return []
+    domains = [name for name, domain in plan.study.domains.items() if domain.train > 0]
+    cfg = {"domains": domains, "taps": plan.study.target.taps}
+    inputs = {
+        "prompts": [plan.prompts[domain].id for domain in domains],
+        "train": [plan.responses[domain, "train"].id for domain in domains],
+        "heldout": [plan.responses[domain, "eval"].id for domain in domains],
+    }
+    return [make(make_id("routes", cfg | inputs), cfg, inputs)]
+
+
 def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
     """Replay of all selectors on the live streams, cut to the live length, and on all held-out answers.
 
@@ -80,6 +98,8 @@ def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
     cfg = {
         "pool": list(plan.study.pool),
         "drafters": plan.named_drafters(plan.study.pool),
+        "homes": {name: plan.runs[name].home for name in plan.study.pool if plan.runs[name].home is not None},
+        "generalist": plan.study.generalist,
         "selectors": replayed_selectors(plan),
         "seeds": plan.study.replay.seeds,
         "few": sorted(plan.study.replay.few),
@@ -90,6 +110,7 @@ def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
     inputs = {
         "acceptance": plan.score.id,
         "costs": costs.id,
+        "routes": [artefact.id for artefact in router_artefact(plan, make)],
         "responses": [plan.responses[domain, "eval"].id for domain in plan.study.domains],
     }
     return [make(make_id("replay", cfg | inputs), cfg, inputs)]

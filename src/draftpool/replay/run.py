@@ -17,6 +17,7 @@ from draftpool.replay.answers import PLAIN, lay_out
 from draftpool.replay.costs import CostModel, load_costs
 from draftpool.replay.engine import EpisodeDraws, Replayed, replay
 from draftpool.replay.oracles import best_switching_cost, best_switching_rounds, greedy_rounds
+from draftpool.replay.router import load_routes
 from draftpool.selectors.base import DECORATOR, PACKAGE, Context, Ints, make_selector
 
 COLUMNS = ["prompt_id", "domain", "repeat", "drafter", "position", "left", "k", "accepted", "gamma"]
@@ -101,6 +102,18 @@ class Stream:
         frame = self.answers.frame
         prompts, repeats = frame["prompt_id"].astype(str).to_numpy(), frame["repeat"].to_numpy()
         return [(int(s), int(repeats[row]), str(prompts[row])) for row, s in zip(which, seed, strict=True)]
+
+    def context(self, costs: CostModel, routes: pd.DataFrame | None, which: Ints) -> Context:
+        """Costs, and the routes of the episodes' prompts."""
+        if routes is None:
+            return Context(costs.rounds)
+        prompts = self.answers.frame["prompt_id"].astype(str)
+        own = routes.reindex(prompts)
+        if own.isna().any(axis=None):
+            raise DraftpoolError(
+                "a prompt has no route", str(own.index[own.isna().any(axis=1)][0]), "run train_router again"
+            )
+        return Context(costs.rounds, {kind: own[kind].to_numpy(dtype=np.int64)[which] for kind in own})
 
 
 class Tally:
@@ -187,7 +200,9 @@ class Tally:
         return {"answers": table, "arms": arms, "curves": curves.astype({"n": int})}
 
 
-def play(name: str, cfg: dict, stream: Stream, costs: CostModel, seeds: int) -> dict[str, pd.DataFrame]:
+def play(
+    name: str, cfg: dict, stream: Stream, costs: CostModel, routes: pd.DataFrame | None, seeds: int
+) -> dict[str, pd.DataFrame]:
     """Replay one selector on one stream; one that carries state meets the prompts in order.
 
     Args:
@@ -195,20 +210,22 @@ def play(name: str, cfg: dict, stream: Stream, costs: CostModel, seeds: int) -> 
         cfg: Its kind and parameters.
         stream: Laid out for its arms.
         costs: Of the same arms.
+        routes: Arms by prompt, for routers.
         seeds: Selector seeds 0 .. seeds - 1.
     """
     selector = make_selector(cfg, stream.answers.arms)
     tally = Tally(stream, costs, name, selector.needs)
-    context = Context(costs=costs.rounds)
     if selector.carries:
         episodes = np.arange(seeds)
         for place, row in enumerate(np.argsort(stream.index, kind="stable")):
             which = np.full(seeds, row)
             draws = EpisodeDraws(stream.keys(which, episodes), len(stream.answers.arms) + 1)
+            context = stream.context(costs, routes, which)
             played = replay(selector, stream.answers, which, draws, context, resumed=place > 0)
             tally.add(played, which)
         return tally.frames()
     for which, _, draws in stream.chunks(seeds):
+        context = stream.context(costs, routes, which)
         tally.add(replay(selector, stream.answers, which, draws, context), which)
     return tally.frames()
 
@@ -232,15 +249,19 @@ def oracles(stream: Stream, costs: CostModel) -> pd.DataFrame:
     )
 
 
-def replay_selectors(cfg: dict, acceptance: Path, costs: Path, responses: list[Path], out: Path) -> None:
+def replay_selectors(
+    cfg: dict, acceptance: Path, costs: Path, responses: list[Path], routes: Path | None, out: Path
+) -> None:
     """Write `answers.parquet`, `arms.parquet`, `curves.parquet` (seeds averaged) and `oracles.parquet`.
 
     Args:
-        cfg: `pool`, `selectors` (name -> kind and parameters), `seeds`, `few` (names replayed with `few_seeds`
-            only), `streams` (name -> domains, prompts_per_domain, order, seed, limit).
+        cfg: `pool`, `homes` (domain of every specialist), `generalist`, `selectors` (name -> kind and parameters),
+            `seeds`, `few` (names replayed with `few_seeds` only), `streams` (name -> domains, prompts_per_domain,
+            order, seed, limit).
         acceptance: The acceptance table.
         costs: Folder of `costs.json`.
         responses: Held-out response folders (prompt lengths).
+        routes: Folder of train_router, if there are routers.
         out: Folder to write.
 
     Raises:
@@ -259,6 +280,9 @@ def replay_selectors(cfg: dict, acceptance: Path, costs: Path, responses: list[P
     for name, selector in cfg["selectors"].items():
         seeds = cfg["few_seeds"] if name in cfg["few"] else cfg["seeds"]
         methods[name] = (selector, arms_of(selector, cfg["pool"]), seeds)
+    routed = None
+    if routes is not None:
+        routed = load_routes(routes, cfg["homes"], tuple(cfg["pool"]), cfg["generalist"])
     frames: dict[str, list[pd.DataFrame]] = {"answers": [], "arms": [], "curves": [], "oracles": []}
     with bar(len(methods) * len(cfg["streams"]), "replay", "selector") as shown:
         for name, options in cfg["streams"].items():
@@ -269,7 +293,7 @@ def replay_selectors(cfg: dict, acceptance: Path, costs: Path, responses: list[P
                     stream = Stream(name, prompts, table, arms, options["limit"], lengths)
                     laid_out[arms] = stream, load_costs(costs, arms, stream.answers.k)
                 stream, model = laid_out[arms]
-                for kind, frame in play(method, selector, stream, model, seeds).items():
+                for kind, frame in play(method, selector, stream, model, routed, seeds).items():
                     frames[kind].append(frame)
                 shown.update(1)
             frames["oracles"].append(oracles(*laid_out[tuple(cfg["pool"])]))
