@@ -25,11 +25,12 @@ localrules:
 
 
 rule all:
-    """The whole study: every figure, every table and summary.json."""
+    """The whole study: every figure, every table, summary.json and the verdicts on published claims."""
     input:
         FIGURES,
         TABLES,
         SUMMARY,
+        CLAIMS,
 
 
 rule figures:

@@ -26,7 +26,10 @@ STAGES = {
     "train_router": "draftpool.replay.router:train_router",
     "replay_selectors": "draftpool.replay.run:replay_selectors",
     "compute_stats": "draftpool.analysis.stats:compute_stats",
+    "judge_claims": "draftpool.analysis.claims:judge_claims",
 }
+# Stages that load no torch, so that there are no threads to set.
+WITHOUT_TORCH = ("prepare_prompts", "train_router", "replay_selectors", "compute_stats", "judge_claims")
 
 
 def _cfg(text: str) -> dict:
@@ -147,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         responses="folders",
         benchmarks="files",
     )
+    stage("judge_claims", "give published claims a verdict", stats="folder")
     for name, help_text in (("draw_figure", "draw one figure"), ("write_table", "write one table")):
         command = commands.add_parser(name, help=help_text)
         command.add_argument("--name", required=True, help="module of the figure or table")
@@ -173,12 +177,7 @@ def _run_stage(arguments: argparse.Namespace) -> None:
     command, threads = flags.pop("command"), flags.pop("threads")
     cfg = _cfg(flags.pop("cfg"))
     module_name, function_name = STAGES[command].split(":")
-    if threads is not None and command not in (
-        "prepare_prompts",
-        "train_router",
-        "replay_selectors",
-        "compute_stats",
-    ):
+    if threads is not None and command not in WITHOUT_TORCH:
         import torch
 
         torch.set_num_threads(max(1, threads))

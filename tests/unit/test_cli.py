@@ -30,6 +30,7 @@ FLAGS = {
     "profile_costs": ["--target", "t", "--responses", "a", "--drafters", "d"],
     "train_router": ["--prompts", "p", "--train", "a", "--heldout", "b"],
     "replay_selectors": ["--acceptance", "a", "--costs", "c", "--responses", "r", "--routes", "q"],
+    "judge_claims": ["--stats", "t"],
     "compute_stats": ["--acceptance", "a", "--training", "d", "--lossless", "l", "--responses", "r"],
 }
 

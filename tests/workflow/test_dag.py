@@ -14,8 +14,10 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 DOMAINS = ["code", "maths", "qa", "rag", "sql", "summarisation"]
-# `smoke` has a test of its own.
-STUDIES = sorted(path.name for path in (REPOSITORY / "config").glob("*.yaml") if path.stem != "smoke")
+# `smoke` has a test of its own, and `claims` is no study.
+STUDIES = sorted(
+    path.name for path in (REPOSITORY / "config").glob("*.yaml") if path.stem not in ("smoke", "claims")
+)
 SCORED = {"heatmap_tau", "objectives", "surrogate", "training_dynamics"}
 LIVE = {"arm_choice", "regret_curves", "selectors", "time_split"}
 PROFILED = {"round_profile"}
@@ -60,6 +62,7 @@ def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
         "replay_selectors": 1,
         "compute_stats": 1,
         "copy_summary": 1,
+        "judge_claims": 1,
         **{f"draw_{name}": 1 for name in SCORED | LIVE | PROFILED | REPLAYED},
         **{
             f"write_{name}": 1

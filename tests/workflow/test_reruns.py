@@ -43,7 +43,7 @@ TABLES = [
     f"Writing table {name}_table"
     for name in ("dpace", "drafters", "headroom", "leaderboard", "metasd", "objectives")
 ]
-STATS = ["Computing statistics", "Copying summary.json", *FIGURES, *TABLES]
+STATS = ["Computing statistics", "Copying summary.json", "Judging published claims", *FIGURES, *TABLES]
 BELOW_DRAFTERS = [*LOSSLESS, *SCORE, *DECODE, *REPLAY, *STATS]
 BELOW_POOL = [*COSTS, *BELOW_DRAFTERS]
 

@@ -12,7 +12,7 @@ from draftpool.artefacts import canonical_json
 from draftpool.config.digest import code_digest
 from draftpool.config.environment import prepare_jobs
 from draftpool.config.hardware import uses_gpu
-from draftpool.config.load import resolve
+from draftpool.config.load import read_yaml, resolve
 from draftpool.config.overview import banner, write_overview
 from draftpool.config.plan import Plan
 from draftpool.config.stages import check_kinds, stage_code
@@ -45,6 +45,7 @@ ROUTES = "results/routes/{id}"
 REPLAY = "results/replays/{id}"
 STATS = f"{STUDY}/stats"
 SUMMARY = f"{STUDY}/summary.json"
+CLAIMS = f"{STUDY}/claims"
 
 # Heavy jobs take every core, so that none shares the machine with one that is timed.
 THREADS = PLAN.study.threads or workflow.cores

@@ -6,6 +6,7 @@ DECODE_IDS = [artefact.id for artefact in PLAN.decodes.values()]
 localrules:
     compute_stats,
     copy_summary,
+    judge_claims,
 
 
 rule compute_stats:
@@ -80,4 +81,43 @@ rule copy_summary:
     shell:
         """
         cp {input:q}/summary.json {output:q} 2>{log:q}
+        """
+
+
+rule judge_claims:
+    """Give every published claim of config/claims.yaml a verdict.
+
+    Inputs: the statistics.
+    Outputs: a folder with claims.json and claims.md.
+    """
+    input:
+        stats=STATS,
+    output:
+        directory(CLAIMS),
+    log:
+        f"results/logs/judge_claims/{PLAN.study.experiment}.log",
+    benchmark:
+        f"results/benchmarks/judge_claims-{PLAN.study.experiment}.tsv"
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        cfg=canonical_json(
+            {
+                "claims": read_yaml(Path(workflow.basedir) / "config/claims.yaml")["claims"],
+                "bootstrap": PLAN.stats_cfg["bootstrap"],
+            }
+        ),
+        code=stage_code("judge_claims", {}),
+    message:
+        "Judging published claims"
+    shell:
+        """
+        exec &> >(tee -i {log:q})
+        draftpool judge_claims \
+            --cfg {params.cfg:q} \
+            --stats {input.stats:q} \
+            --threads {threads} \
+            --out {output:q}
         """

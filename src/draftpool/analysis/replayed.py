@@ -15,13 +15,16 @@ from draftpool.errors import DraftpoolError
 
 KEYS = ["stream", "prompt_id", "domain"]
 PLAIN = "plain"
+# All scored prompts at full length, and the selector whose catch-up time stands for bandits.
+HELD_OUT = "heldout"
+BANDIT = "ucb_bd"
 
 
 def read_replays(folders: Sequence[Path]) -> dict[str, pd.DataFrame]:
-    """Tables answers, arms, curves and oracles of all replay folders."""
+    """Tables answers, arms, curves, oracles and rewards of all replay folders."""
     return {
         kind: pd.concat([read_table(folder / f"{kind}.parquet") for folder in folders], ignore_index=True)
-        for kind in ("answers", "arms", "curves", "oracles")
+        for kind in ("answers", "arms", "curves", "oracles", "rewards")
     }
 
 
@@ -36,7 +39,8 @@ def per_query(answers: pd.DataFrame, oracles: pd.DataFrame, pool: list[str]) -> 
     Raises:
         DraftpoolError: If a fixed drafter of the pool was not replayed.
     """
-    numbers = ["tokens", "rounds", "switches", "evaluated", "seconds", "evaluation_seconds", "prompt_index"]
+    numbers = ["tokens", "rounds", "zeros", "switches", "evaluated", "prompt_index"]
+    numbers += ["seconds", "evaluation_seconds", "catch_up_seconds"]
     rows = answers.groupby([*KEYS, "selector"], observed=True)[numbers].mean().reset_index()
     wide = rows.pivot(index=KEYS, columns="selector", values="rounds")
     seconds = rows.pivot(index=KEYS, columns="selector", values="seconds")
@@ -185,12 +189,73 @@ def prediction(
     return pd.DataFrame(rows)
 
 
+def named_queries(queries: pd.DataFrame, pool: list[str], generalist: str) -> pd.DataFrame:
+    """Rows of :func:`per_query`, with the generalist and the stream's best fixed drafter under these names too."""
+    fixed = queries[queries["selector"].isin([FIXED + name for name in pool])]
+    totals = fixed.groupby(["stream", "selector"], observed=True)["rounds"].sum()
+    best = {stream: rows.idxmin()[1] for stream, rows in totals.groupby("stream")}
+    chosen = queries["selector"] == queries["stream"].map(best)
+    return pd.concat(
+        [
+            queries,
+            queries[queries["selector"] == FIXED + generalist].assign(selector="generalist"),
+            queries[chosen].assign(selector="best_fixed_stream"),
+        ],
+        ignore_index=True,
+    )
+
+
+def feedback(
+    replays: dict[str, pd.DataFrame], queries: pd.DataFrame, bandit: str, resampling: Resampling
+) -> pd.DataFrame:
+    """What a bandit's feedback is worth, on all held-out prompts.
+
+    Metrics: ``signal_bd`` and ``signal_be``, mean over the other arms i of Delta_i^2 / max(Var_i, Var_best) within a
+    query (MetaSD, Theorem 1), and ``signal_difference`` (BD - BE); ``zero_be``, share of the best drafter's rounds that
+    accept nothing; ``catch_up_share`` of the bandit's modelled seconds.
+    """
+    queries = queries[queries["stream"] == HELD_OUT]
+    best = queries.loc[queries["selector"] == PLAIN, ["prompt_id", "best_arm"]]
+    moments = replays["rewards"]
+    moments = moments[moments["stream"] == HELD_OUT].merge(best, on="prompt_id")
+    if moments.empty:
+        return pd.DataFrame()
+    top = moments[moments["arm"] == moments["best_arm"]]
+    keys = ["prompt_id", "repeat"]
+    pairs = moments[moments["arm"] != moments["best_arm"]].merge(top, on=keys, suffixes=("", "_best"))
+    for reward in ("be", "bd"):
+        spread = pairs[[f"{reward}_var", f"{reward}_var_best"]].max(axis=1)
+        gap = (pairs[f"{reward}_best"] - pairs[reward]) ** 2
+        pairs[f"signal_{reward}"] = np.where(spread > 0.0, gap / spread.where(spread > 0.0, 1.0), 0.0)
+    signals = pairs.groupby("prompt_id", observed=True)[["signal_be", "signal_bd"]].mean()
+    own = queries[queries["selector"] == FIXED + queries["best_arm"]]
+    rows = {
+        "signal_be": mean_interval(signals["signal_be"], resampling),
+        "signal_bd": mean_interval(signals["signal_bd"], resampling),
+        "signal_difference": mean_interval(signals["signal_bd"] - signals["signal_be"], resampling),
+        "zero_be": ratio_interval(own["zeros"], own["rounds"], resampling),
+    }
+    units = {"zero_be": "share of rounds", "catch_up_share": "share of modelled time"}
+    learner = queries[queries["selector"] == bandit]
+    if len(learner):
+        rows["catch_up_share"] = ratio_interval(learner["catch_up_seconds"], learner["seconds"], resampling)
+    return pd.DataFrame(
+        [
+            {"metric": name, **interval.row(units.get(name, "gap^2 / variance"))}
+            for name, interval in rows.items()
+        ]
+    )
+
+
 def replay_statistics(
     cfg: dict, folders: Sequence[Path], sequences: pd.DataFrame, timed: str, resampling: Resampling
 ) -> dict[str, pd.DataFrame]:
-    """All statistics of replay: leaderboard, replay_curves and, with live decoding, prediction."""
+    """All statistics of replay: replay_queries, feedback, leaderboard, replay_curves and prediction."""
     replays = read_replays([Path(folder) for folder in folders])
+    queries = per_query(replays["answers"], replays["oracles"], cfg["pool"])
     found = {
+        "replay_queries": named_queries(queries, cfg["pool"], cfg["generalist"]),
+        "feedback": feedback(replays, queries, BANDIT, resampling),
         "leaderboard": leaderboard(replays, cfg["pool"], cfg["generalist"], resampling),
         "replay_curves": regret_over_tokens(replays, cfg["pool"], resampling),
     }

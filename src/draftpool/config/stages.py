@@ -14,7 +14,7 @@ from draftpool.selectors.base import make_selector
 from draftpool.training.objectives.base import make_objective
 
 # Names that stand for something else in tables and in summary.json.
-RESERVED = ("plain", "best_fixed", "best_fixed_query")
+RESERVED = ("plain", "best_fixed", "best_fixed_query", "best_fixed_stream", "generalist", "ensemble")
 # Selectors that a stage plays whatever its configuration says.
 ALWAYS = {"check_lossless": ("plain", "round_robin"), "decode_live": ("plain", "fixed")}
 ALWAYS["profile_costs"] = ("metasd_ucb", "hedgespec")

@@ -20,7 +20,7 @@ from draftpool.progress import bar
 from draftpool.selectors.base import Completed, Context, Feedback, FirstSlots, make_selector
 from draftpool.targets.load import load_target, resolve_device, synchronise
 
-# Tokens of the two catch-ups that a line is laid through.
+# Tokens of the two catch-ups that a line is laid through (of a shorter prompt, all of it).
 FEW, MANY = 2, 64
 # Rounds that selection is timed over.
 ROUNDS = 40
@@ -28,19 +28,19 @@ ROUNDS = 40
 SELECTION = {"bandit": {"kind": "metasd_ucb"}, "full": {"kind": "hedgespec"}}
 
 
-def _median_answer(responses: list[Path]) -> tuple[list[int], list[int]]:
-    """Prompt and answer of median prompt length among the held-out ones that are long enough."""
+def _median_answer(responses: list[Path], longest: int) -> tuple[list[int], list[int]]:
+    """Prompt and answer of median prompt length among the held-out answers of at least `longest` tokens."""
     rows = [
         (list(map(int, row.prompt_ids)), list(map(int, row.response_ids)))
         for folder in responses
         for row in read_table(folder / "responses.parquet").itertuples()
-        if len(row.response_ids) >= 16 and len(row.prompt_ids) > MANY
+        if len(row.response_ids) >= longest and len(row.prompt_ids) > 2 * FEW
     ]
     if not rows:
         raise DraftpoolError(
-            f"no held-out answer of 16 tokens after a prompt of more than {MANY}",
+            f"no held-out answer has {longest} tokens, as many as a block",
             "profile_costs",
-            "raise responses.max_new_tokens or take longer prompts",
+            "raise responses.max_new_tokens or lower block_size",
         )
     return sorted(rows, key=lambda row: len(row[0]))[len(rows) // 2]
 
@@ -117,8 +117,9 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
         name: BlockDrafter(name, load_model(folder, model))
         for name, folder in named_folders(cfg, drafters).items()
     }
-    prompt, answer = _median_answer(responses)
     k_pool = max(drafter.k for drafter in pool.values())
+    prompt, answer = _median_answer(responses, k_pool + 1)
+    many = min(MANY, len(prompt))
     sequence = Sequence(prefill(model, prompt, len(answer), k_pool), model, pool, Sampling(len(answer), ()))
     sequence.answer = [answer[0]]
     sequence.verify(torch.tensor(answer[1:], device=device))
@@ -156,14 +157,14 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
     for name, reader in readers.items():
         if name in pool:
             parts[f"draft {name}"] = lambda reader=reader: reader.draft(answer[-1]).ids.tolist()
-        for count in (FEW, MANY):
+        for count in (FEW, many):
             parts[f"catch_up {count} {name}"] = catch_up(reader, count)
     times = _interleaved(parts, cfg["repeats"], device)
     median = {name: statistics.median(values) for name, values in times.items()}
     lines = {}
     for name in readers:
-        few, many = (median[f"catch_up {count} {name}"] for count in (FEW, MANY))
-        per_token = max(0.0, (many - few) / (MANY - FEW))
+        few, slow = (median[f"catch_up {count} {name}"] for count in (FEW, many))
+        per_token = max(0.0, (slow - few) / (many - FEW))
         lines[name] = {"fixed": max(0.0, few - FEW * per_token), "per_token": per_token}
     lengths = np.array([drafter.k for drafter in pool.values()])
     costs = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,14 @@ from draftpool.errors import DraftpoolError
 from draftpool.replay.answers import PLAIN, Answers
 from draftpool.replay.engine import Replayed
 from draftpool.selectors.base import Floats, Ints
+
+
+class Seconds(NamedTuple):
+    """Modelled decoding seconds of every episode, and what evaluation and catching up take of them, float[E] each."""
+
+    total: Floats
+    evaluation: Floats
+    catch_up: Floats
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,8 @@ class CostModel:
 
     def seconds(
         self, played: Replayed, answers: Answers, which: Ints, prompt_tokens: Ints, needs: str
-    ) -> tuple[Floats, Floats]:
-        """Modelled decoding seconds of every episode, and how many of them evaluation took, float[E] each.
+    ) -> Seconds:
+        """Price replayed episodes.
 
         An arm reads what was committed since it was played last, the whole prompt the first time. An evaluated round
         pays for all drafters instead of one draft. The target's prefill is left out, as in live decoding.
@@ -63,23 +71,24 @@ class CostModel:
         place = prompt_tokens[which].astype(np.float64)
         read = np.zeros((episodes, len(self.arms)))
         evaluated_to = np.zeros(episodes)
-        total, evaluation = np.zeros(episodes), np.zeros(episodes)
+        total, evaluation, catch_up = np.zeros(episodes), np.zeros(episodes), np.zeros(episodes)
         for arms, committed, evaluated in zip(played.arms, played.committed, played.evaluated, strict=True):
             active = arms >= 0
             arm = np.where(active, arms, 0)
             unread = place - read[rows, arm]
-            alone = self.draft[arm] + self.catch_up[arm, 0] + self.catch_up[arm, 1] * unread
-            together = (
-                self.evaluate + self.evaluate_catch_up[0] + self.evaluate_catch_up[1] * (place - evaluated_to)
-            )
-            drafting = np.where(evaluated, together, alone)
+            alone = self.catch_up[arm, 0] + self.catch_up[arm, 1] * unread
+            all_read = self.evaluate_catch_up[0] + self.evaluate_catch_up[1] * (place - evaluated_to)
+            reading = np.where(evaluated, all_read, alone)
+            together = self.evaluate + all_read
+            drafting = np.where(evaluated, together, self.draft[arm] + alone)
+            catch_up += np.where(active, reading, 0.0)
             total += np.where(active, self.verify[arm] + drafting + self.select[needs], 0.0)
             evaluation += np.where(active & evaluated, together - self.draft[arm], 0.0)
             evaluated_to = np.where(active & evaluated, place, evaluated_to)
             chosen = active & ~evaluated
             read[rows[chosen], arm[chosen]] = place[chosen]
             place = place + np.where(active, committed, 0)
-        return total, evaluation
+        return Seconds(total, evaluation, catch_up)
 
 
 def load_costs(folder: Path, arms: tuple[str, ...], k: Ints) -> CostModel:

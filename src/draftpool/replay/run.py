@@ -131,10 +131,12 @@ class Tally:
                 "episodes",
                 "rounds",
                 "accepted",
+                "zeros",
                 "switches",
                 "evaluated",
                 "seconds",
                 "evaluation_seconds",
+                "catch_up_seconds",
             )
         }
         self.squares = np.zeros(n)
@@ -148,17 +150,17 @@ class Tally:
         there = played.arms >= 0
         rounds = there.sum(axis=0)
         switched = (played.arms[1:] != played.arms[:-1]) & there[1:]
-        seconds, evaluation = self.costs.seconds(
-            played, answers, which, self.stream.prompt_tokens, self.needs
-        )
+        seconds = self.costs.seconds(played, answers, which, self.stream.prompt_tokens, self.needs)
         values = {
             "episodes": np.ones(len(which)),
             "rounds": rounds,
             "accepted": np.where(there, played.accepted, 0).sum(axis=0),
             "switches": switched.sum(axis=0),
             "evaluated": played.evaluated.sum(axis=0),
-            "seconds": seconds,
-            "evaluation_seconds": evaluation,
+            "zeros": (played.accepted == 0).sum(axis=0),
+            "seconds": seconds.total,
+            "evaluation_seconds": seconds.evaluation,
+            "catch_up_seconds": seconds.catch_up,
         }
         for name, value in values.items():
             self.sums[name] += np.bincount(which, weights=value, minlength=len(self.squares))
@@ -230,6 +232,24 @@ def play(
     return tally.frames()
 
 
+def reward_moments(stream: Stream) -> pd.DataFrame:
+    """Mean and variance of BE and BD over all anchors of every answer, per arm (MetaSD's feedback signal)."""
+    answers = stream.answers
+    frames = []
+    for row, tokens in enumerate(answers.tokens):
+        cells = slice(row * answers.length, row * answers.length + tokens)
+        be, bd = answers.accepted[cells] / answers.k_pool, answers.reward_bd[cells]
+        moments = {
+            "be": be.mean(axis=0),
+            "be_var": be.var(axis=0),
+            "bd": bd.mean(axis=0),
+            "bd_var": bd.var(axis=0),
+        }
+        frames.append(pd.DataFrame(moments | {"arm": answers.arms, "row": row}))
+    made = pd.concat(frames, ignore_index=True)
+    return answers.frame.assign(stream=stream.name).join(made.set_index("row")).reset_index(drop=True)
+
+
 def oracles(stream: Stream, costs: CostModel) -> pd.DataFrame:
     """Per answer: rounds of the best switching sequence and of the longest draft of all, and cheapest seconds.
 
@@ -252,7 +272,7 @@ def oracles(stream: Stream, costs: CostModel) -> pd.DataFrame:
 def replay_selectors(
     cfg: dict, acceptance: Path, costs: Path, responses: list[Path], routes: Path | None, out: Path
 ) -> None:
-    """Write `answers.parquet`, `arms.parquet`, `curves.parquet` (seeds averaged) and `oracles.parquet`.
+    """Write `answers.parquet`, `arms.parquet`, `curves.parquet` (seeds averaged), `oracles.parquet`, `rewards.parquet`.
 
     Args:
         cfg: `pool`, `homes` (domain of every specialist), `generalist`, `selectors` (name -> kind and parameters),
@@ -283,7 +303,13 @@ def replay_selectors(
     routed = None
     if routes is not None:
         routed = load_routes(routes, cfg["homes"], tuple(cfg["pool"]), cfg["generalist"])
-    frames: dict[str, list[pd.DataFrame]] = {"answers": [], "arms": [], "curves": [], "oracles": []}
+    frames: dict[str, list[pd.DataFrame]] = {
+        "answers": [],
+        "arms": [],
+        "curves": [],
+        "oracles": [],
+        "rewards": [],
+    }
     with bar(len(methods) * len(cfg["streams"]), "replay", "selector") as shown:
         for name, options in cfg["streams"].items():
             prompts = stream_prompts(table, options)
@@ -296,7 +322,9 @@ def replay_selectors(
                 for kind, frame in play(method, selector, stream, model, routed, seeds).items():
                     frames[kind].append(frame)
                 shown.update(1)
-            frames["oracles"].append(oracles(*laid_out[tuple(cfg["pool"])]))
+            pool, model = laid_out[tuple(cfg["pool"])]
+            frames["oracles"].append(oracles(pool, model))
+            frames["rewards"].append(reward_moments(pool))
     with atomic_dir(out) as folder:
         for kind, parts in frames.items():
             write_table(folder / f"{kind}.parquet", pd.concat(parts, ignore_index=True))

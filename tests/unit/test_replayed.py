@@ -1,0 +1,116 @@
+"""Statistics of replay on tables whose numbers are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from draftpool.analysis import replayed
+from draftpool.analysis.bootstrap import Resampling
+from draftpool.errors import DraftpoolError
+
+RESAMPLING = Resampling(n_resamples=200)
+POOL = ["a", "b"]
+ROUNDS = {"plain": [20, 30], "fixed:a": [10, 20], "fixed:b": [14, 15], "ucb_bd": [11, 17]}
+SECONDS = {"plain": [20.0, 30.0], "fixed:a": [12.0, 24.0], "fixed:b": [17.0, 18.0], "ucb_bd": [14.0, 21.0]}
+
+
+def tables(stream: str = "heldout") -> dict[str, pd.DataFrame]:
+    """Two queries, two drafters, one learner."""
+    head = [{"stream": stream, "prompt_id": f"p{q}", "domain": "d", "repeat": 0} for q in range(2)]
+    answers = [
+        head[q]
+        | {
+            "selector": name,
+            "tokens": 20 + 10 * q,
+            "rounds": rounds[q],
+            "zeros": rounds[q] / 2,
+            "switches": 3.0,
+        }
+        | {"evaluated": 0.0, "seconds": SECONDS[name][q], "evaluation_seconds": 1.0, "catch_up_seconds": 0.7}
+        | {"prompt_index": q}
+        for name, rounds in ROUNDS.items()
+        for q in range(2)
+    ]
+    arms = [
+        head[q] | {"selector": "ucb_bd", "arm": arm, "rounds": rounds}
+        for q, split in enumerate([{"a": 8, "b": 3}, {"a": 2, "b": 15}])
+        for arm, rounds in split.items()
+    ]
+    curves = [
+        head[q] | {"selector": name, "n": n, "rounds": rounds[q] * n / 20}
+        for name, rounds in ROUNDS.items()
+        for q in range(2)
+        for n in (10, 20)
+    ]
+    oracles = [
+        head[q]
+        | {"switching_rounds": 9 + q, "switching_seconds": 8.0, "greedy_rounds": 9, "ensemble_seconds": 40.0}
+        for q in range(2)
+    ]
+    rewards = [
+        head[q] | {"arm": arm, "be": be, "be_var": 0.1, "bd": be / 2, "bd_var": 0.02}
+        for q in range(2)
+        for arm, be in (("a", 0.5), ("b", 0.3))
+    ]
+    frames = {"answers": answers, "arms": arms, "curves": curves, "oracles": oracles, "rewards": rewards}
+    return {kind: pd.DataFrame(rows) for kind, rows in frames.items()}
+
+
+def test_leaderboard_against_its_definitions():
+    board = replayed.leaderboard(tables(), POOL, "a", RESAMPLING).set_index(["selector", "metric"]).value
+    assert board["ucb_bd", "mat"] == pytest.approx(50 / 28)
+    # i* is a on p0 (10 rounds) and b on p1 (15 rounds).
+    assert board["ucb_bd", "regret"] == pytest.approx(np.mean([11 - 10, 17 - 15]))
+    assert board["ucb_bd", "regret_switching"] == pytest.approx(np.mean([11 - 9, 17 - 10]))
+    assert board["ucb_bd", "speedup"] == pytest.approx(50 / 35)
+    assert board["ucb_bd", "speedup_free"] == pytest.approx(50 / 33)
+    assert board["ucb_bd", "regret_seconds"] == pytest.approx(np.mean([14 - 12, 21 - 18]))
+    assert board["ucb_bd", "best_arm_rate"] == pytest.approx(np.mean([8 / 11, 15 / 17]))
+    assert board["ucb_bd", "switches"] == 3.0
+    assert board["ensemble", "mat"] == pytest.approx(50 / 18)
+    assert board["ensemble", "speedup"] == pytest.approx(50 / 80)
+    assert board["plain", "speedup"] == 1.0
+
+
+def test_curves_are_relative_to_the_query_s_best_arm():
+    curves = replayed.regret_over_tokens(tables(), POOL, RESAMPLING).set_index(["selector", "tokens"]).value
+    assert curves["ucb_bd", 20] == pytest.approx(np.mean([11 - 10, 17 - 15]))
+    assert curves["fixed:a", 10] == pytest.approx(np.mean([0, (20 - 15) / 2]))
+
+
+def test_names_of_references():
+    queries = replayed.per_query(tables()["answers"], tables()["oracles"], POOL)
+    named = replayed.named_queries(queries, POOL, "b").set_index(["selector", "prompt_id"]).rounds
+    assert named["generalist"].tolist() == [14, 15]
+    # b needs 29 rounds on the stream, a 30.
+    assert named["best_fixed_stream"].tolist() == [14, 15]
+
+
+def test_feedback_signal_and_shares():
+    made = tables()
+    queries = replayed.per_query(made["answers"], made["oracles"], POOL)
+    rows = replayed.feedback(made, queries, "ucb_bd", RESAMPLING).set_index("metric").value
+    assert rows["signal_be"] == pytest.approx(0.2**2 / 0.1)
+    assert rows["signal_bd"] == pytest.approx(0.1**2 / 0.02)
+    assert rows["signal_difference"] == pytest.approx(0.5 - 0.4)
+    assert rows["zero_be"] == pytest.approx(0.5)
+    assert rows["catch_up_share"] == pytest.approx(1.4 / 35)
+
+
+def test_predictions_are_paired_with_live_decoding():
+    live = pd.DataFrame(
+        {"stream": "heldout", "selector": "ucb_bd", "prompt_id": ["p0", "p1"], "dtype": "float32"}
+    ).assign(n_tokens=[21, 31], wall_time=[13.0, 22.0], rounds=[11, 17])
+    row = replayed.prediction(tables(), live, "float32", RESAMPLING).iloc[0]
+    assert row.live == pytest.approx(50 / 35) and row.predicted == pytest.approx(50 / 35)
+    assert row.value == pytest.approx(1.0) and row.n == 2
+    assert (row.rounds_live, row.rounds_predicted) == (28, 28)
+
+
+def test_a_missing_fixed_drafter_is_told():
+    made = tables()
+    answers = made["answers"][made["answers"].selector != "fixed:b"]
+    with pytest.raises(DraftpoolError, match="fixed:b: not replayed on every prompt"):
+        replayed.leaderboard(made | {"answers": answers}, POOL, "a", RESAMPLING)
