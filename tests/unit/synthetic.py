@@ -334,6 +334,13 @@ def replayed(folder: Path, cfg: dict) -> Path:
     options = {
         "pool": pool,
         "homes": {},
+        "pool_sizes": {
+            "drafters": pool,
+            "sizes": [2, len(pool)],
+            "pools": 2,
+            "seeds": 2,
+            "selectors": ["ucb_bd", "normal_hedge"],
+        },
         "generalist": pool[0],
         "selectors": {"ucb_bd": {"kind": "metasd_ucb"}, "normal_hedge": {"kind": "hedgespec"}},
         "seeds": 3,

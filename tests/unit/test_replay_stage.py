@@ -73,6 +73,7 @@ def run(world: Path, selectors: dict, **changes) -> dict[str, pd.DataFrame]:
     cfg = {
         "pool": POOL,
         "homes": {"b": "x", "c": "y"},
+        "pool_sizes": None,
         "generalist": "a",
         "selectors": selectors,
         "seeds": 5,

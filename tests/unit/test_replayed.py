@@ -114,3 +114,37 @@ def test_a_missing_fixed_drafter_is_told():
     answers = made["answers"][made["answers"].selector != "fixed:b"]
     with pytest.raises(DraftpoolError, match="fixed:b: not replayed on every prompt"):
         replayed.leaderboard(made | {"answers": answers}, POOL, "a", RESAMPLING)
+
+
+def test_regret_by_size_and_its_slope():
+    rows = [
+        {"size": size, "pool": pool, "drafters": "x", "selector": "s", "prompt_id": f"p{q}", "domain": "d"}
+        | {"rounds": 20 + q + 2 * np.log(size) + pool, "best_fixed": 20.0 + q, "switching_rounds": 15.0}
+        for size in (2, 4, 8)
+        for pool in (0, 1)
+        for q in range(5)
+    ]
+    frame = pd.DataFrame(rows)
+    table = replayed.regret_by_size(frame, RESAMPLING).set_index(["size", "metric"])
+    assert table.value[4, "regret"] == pytest.approx(2 * np.log(4) + 0.5)
+    assert table.value[4, "relative"] == pytest.approx((2 * np.log(4) + 0.5) / 22)
+    assert (table.pools == 2).all() and (table.n == 5).all()
+    slope = replayed.size_slopes(frame, RESAMPLING).iloc[0]
+    assert slope.value == pytest.approx(2.0) and slope.selector == "s"
+
+
+def test_regret_by_length_bins_queries_by_the_best_arm_s_rounds():
+    queries = pd.DataFrame(
+        {
+            "stream": "heldout",
+            "selector": "s",
+            "prompt_id": [f"p{q}" for q in range(9)],
+            "best_fixed": np.arange(10.0, 19.0),
+            "rounds": np.arange(10.0, 19.0) + np.repeat([3.0, 2.0, 1.0], 3),
+        }
+    )
+    table = replayed.regret_by_length(queries, RESAMPLING)
+    assert table["bin"].tolist() == [0, 1, 2] and table.n.sum() == 9
+    assert table.value.is_monotonic_decreasing
+    first = queries.head(int(table.n[0]))
+    assert table.value[0] == pytest.approx((first.rounds - first.best_fixed).sum() / first.best_fixed.sum())

@@ -58,6 +58,7 @@ PARTS = {
     "live": bool(PLAN.decodes),
     "profile": bool(PLAN.profiles),
     "replay": bool(ARTEFACTS["replay_selectors"]),
+    "pool_sizes": bool(ARTEFACTS["replay_selectors"]) and PLAN.study.replay.pool_sizes is not None,
     "sweeps": any(sweep.group != "objective" for sweep in PLAN.study.sweeps.values()),
 }
 FIGURE_NAMES = [name for name, part in figures.FIGURES.items() if PARTS[part]]

@@ -21,10 +21,13 @@ BANDIT = "ucb_bd"
 
 
 def read_replays(folders: Sequence[Path]) -> dict[str, pd.DataFrame]:
-    """Tables answers, arms, curves, oracles and rewards of all replay folders."""
+    """Tables answers, arms, curves, oracles and rewards of all replay folders, and pool_sizes where there are any."""
+    kinds = ["answers", "arms", "curves", "oracles", "rewards"]
+    if all((folder / "pool_sizes.parquet").is_file() for folder in folders):
+        kinds.append("pool_sizes")
     return {
         kind: pd.concat([read_table(folder / f"{kind}.parquet") for folder in folders], ignore_index=True)
-        for kind in ("answers", "arms", "curves", "oracles", "rewards")
+        for kind in kinds
     }
 
 
@@ -247,6 +250,58 @@ def feedback(
     )
 
 
+def regret_by_size(rows: pd.DataFrame, resampling: Resampling) -> pd.DataFrame:
+    """Regret per query to the best fixed drafter of the pool, by the pool's size; pools are averaged within a prompt.
+
+    Metrics: ``regret`` (rounds a query) and ``relative`` (total rounds over those of the best fixed drafters, minus 1).
+    """
+    found = []
+    for (size, selector), own in rows.groupby(["size", "selector"], observed=True):
+        means = own.groupby("prompt_id", observed=True)[["rounds", "best_fixed"]].mean()
+        excess = means["rounds"] - means["best_fixed"]
+        head = {"size": int(size), "selector": selector, "pools": own["pool"].nunique()}
+        regret = mean_interval(excess, resampling)
+        relative = ratio_interval(excess, means["best_fixed"], resampling)
+        found.append(head | {"metric": "regret"} | regret.row("rounds/query"))
+        found.append(head | {"metric": "relative"} | relative.row("share of rounds"))
+    return pd.DataFrame(found)
+
+
+def size_slopes(rows: pd.DataFrame, resampling: Resampling) -> pd.DataFrame:
+    """Least-squares slope of a prompt's regret over ln N, per selector, averaged over prompts."""
+    found = []
+    for selector, own in rows.groupby("selector", observed=True):
+        excess = own.assign(excess=own["rounds"] - own["best_fixed"])
+        wide = excess.pivot_table(index="prompt_id", columns="size", values="excess", observed=True).dropna()
+        x = np.log(wide.columns.to_numpy(dtype=float))
+        if len(x) < 2:
+            continue
+        slopes = wide.to_numpy() @ (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+        found.append({"selector": selector} | mean_interval(slopes, resampling).row("rounds/query per ln N"))
+    return pd.DataFrame(found)
+
+
+def regret_by_length(queries: pd.DataFrame, resampling: Resampling, bins: int = 3) -> pd.DataFrame:
+    """Regret per query relative to the best fixed drafter's rounds, by the number of rounds that this one needs.
+
+    Returns:
+        Columns stream, selector, bin (0: shortest), rounds_low, rounds_high, statistic (excess rounds over the best
+        fixed drafters' rounds). Bins are quantiles of a stream's queries.
+    """
+    found = []
+    for stream, rows in queries.groupby("stream", observed=True):
+        best = rows.groupby("prompt_id", observed=True)["best_fixed"].first()
+        edges = np.unique(np.quantile(best, np.linspace(0.0, 1.0, bins + 1)))
+        place = np.clip(np.searchsorted(edges, rows["best_fixed"], side="right") - 1, 0, len(edges) - 2)
+        for (selector, number), own in rows.groupby(["selector", place], observed=True):
+            excess = own["rounds"] - own["best_fixed"]
+            head = {"stream": stream, "selector": selector, "bin": int(number)}
+            head |= {"rounds_low": own["best_fixed"].min(), "rounds_high": own["best_fixed"].max()}
+            interval = ratio_interval(excess, own["best_fixed"], resampling)
+            found.append(head | interval.row("share of rounds"))
+    return pd.DataFrame(found)
+
+
 def replay_statistics(
     cfg: dict, folders: Sequence[Path], sequences: pd.DataFrame, timed: str, resampling: Resampling
 ) -> dict[str, pd.DataFrame]:
@@ -257,8 +312,12 @@ def replay_statistics(
         "replay_queries": named_queries(queries, cfg["pool"], cfg["generalist"]),
         "feedback": feedback(replays, queries, BANDIT, resampling),
         "leaderboard": leaderboard(replays, cfg["pool"], cfg["generalist"], resampling),
+        "regret_by_length": regret_by_length(queries, resampling),
         "replay_curves": regret_over_tokens(replays, cfg["pool"], resampling),
     }
+    if "pool_sizes" in replays:
+        found["regret_by_size"] = regret_by_size(replays["pool_sizes"], resampling)
+        found["size_slopes"] = size_slopes(replays["pool_sizes"], resampling)
     if len(sequences):
         found["prediction"] = prediction(replays, sequences, timed, resampling)
     return found

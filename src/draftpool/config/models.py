@@ -278,6 +278,15 @@ class Score(Strict):
     )
 
 
+class PoolSizes(Strict):
+    """Replay on pools of several sizes, drawn from all drafters that decode live, the generalist in each."""
+
+    sizes: list[Annotated[int, Field(ge=2)]] = Field(description="Numbers of drafters.", min_length=1)
+    pools: int = Field(6, description="Pools drawn of each size.", ge=1)
+    seeds: int = Field(10, description="Selector seeds.", ge=1)
+    selectors: list[str] = Field(description="Names of replayed selectors.", min_length=1)
+
+
 class Replay(Strict):
     """Exact replay of selectors on the acceptance table, priced by measured costs."""
 
@@ -287,6 +296,7 @@ class Replay(Strict):
     seeds: int = Field(200, description="Selector seeds of every selector.", ge=1)
     few: list[str] = Field(default=[], description="Selectors replayed with `few_seeds` only.")
     few_seeds: int = Field(10, description="Selector seeds of the selectors in `few`.", ge=1)
+    pool_sizes: PoolSizes | None = Field(None, description="Regret against the pool's size; null: none.")
     cost_repeats: int = Field(
         25, description="Measurements of every part of a round; medians are the costs.", ge=3
     )

@@ -26,11 +26,13 @@ def replayed_selectors(plan: Plan) -> dict[str, dict]:
                 "rename it or leave it out",
             )
     both = plan.study.selectors | replay.selectors
-    for name in replay.few:
-        if name not in both:
-            raise DraftpoolError(
-                f"unknown selector `{name}`", "config key `replay.few`", f"known: {', '.join(both)}"
-            )
+    sized = [] if replay.pool_sizes is None else replay.pool_sizes.selectors
+    for key, names in (("few", replay.few), ("pool_sizes.selectors", sized)):
+        for name in names:
+            if name not in both:
+                raise DraftpoolError(
+                    f"unknown selector `{name}`", f"config key `replay.{key}`", f"known: {', '.join(both)}"
+                )
     return both
 
 
@@ -95,9 +97,17 @@ def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
         "seed": 0,
         "limit": None,
     }
+    sizes = plan.study.replay.pool_sizes
+    if sizes is not None and max(sizes.sizes) > len(plan.live_drafters):
+        raise DraftpoolError(
+            f"a pool of {max(sizes.sizes)} of {len(plan.live_drafters)} drafters",
+            "config key `replay.pool_sizes.sizes`",
+            "lower it or train more drafters",
+        )
     cfg = {
         "pool": list(plan.study.pool),
         "drafters": plan.named_drafters(plan.study.pool),
+        "pool_sizes": None if sizes is None else sizes.model_dump() | {"drafters": plan.live_drafters},
         "homes": {name: plan.runs[name].home for name in plan.study.pool if plan.runs[name].home is not None},
         "generalist": plan.study.generalist,
         "selectors": replayed_selectors(plan),

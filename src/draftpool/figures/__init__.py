@@ -14,5 +14,6 @@ FIGURES = {
     "round_profile": "profile",
     "leaderboard": "replay",
     "prediction": "replay",
+    "pool_sizes": "pool_sizes",
     "ablations": "sweeps",
 }

@@ -17,6 +17,7 @@ from draftpool.replay.answers import PLAIN, lay_out
 from draftpool.replay.costs import CostModel, load_costs
 from draftpool.replay.engine import EpisodeDraws, Replayed, replay
 from draftpool.replay.oracles import best_switching_cost, best_switching_rounds, greedy_rounds
+from draftpool.replay.pool_sizes import pool_size_table
 from draftpool.replay.router import load_routes
 from draftpool.selectors.base import DECORATOR, PACKAGE, Context, Ints, make_selector
 
@@ -272,12 +273,12 @@ def oracles(stream: Stream, costs: CostModel) -> pd.DataFrame:
 def replay_selectors(
     cfg: dict, acceptance: Path, costs: Path, responses: list[Path], routes: Path | None, out: Path
 ) -> None:
-    """Write `answers.parquet`, `arms.parquet`, `curves.parquet` (seeds averaged), `oracles.parquet`, `rewards.parquet`.
+    """Write Parquet tables: answers, arms, curves (seeds averaged), oracles, rewards and, if asked for, pool_sizes.
 
     Args:
         cfg: `pool`, `homes` (domain of every specialist), `generalist`, `selectors` (name -> kind and parameters),
             `seeds`, `few` (names replayed with `few_seeds` only), `streams` (name -> domains, prompts_per_domain,
-            order, seed, limit).
+            order, seed, limit), `pool_sizes` (or None).
         acceptance: The acceptance table.
         costs: Folder of `costs.json`.
         responses: Held-out response folders (prompt lengths).
@@ -310,7 +311,9 @@ def replay_selectors(
         "oracles": [],
         "rewards": [],
     }
-    with bar(len(methods) * len(cfg["streams"]), "replay", "selector") as shown:
+    sizes = cfg["pool_sizes"]
+    extra = 0 if sizes is None else len(sizes["sizes"]) * sizes["pools"]
+    with bar(len(methods) * len(cfg["streams"]) + extra, "replay", "selector") as shown:
         for name, options in cfg["streams"].items():
             prompts = stream_prompts(table, options)
             laid_out: dict[tuple[str, ...], tuple[Stream, CostModel]] = {}
@@ -325,6 +328,9 @@ def replay_selectors(
             pool, model = laid_out[tuple(cfg["pool"])]
             frames["oracles"].append(oracles(pool, model))
             frames["rewards"].append(reward_moments(pool))
+        if sizes is not None:
+            made = pool_size_table(sizes, table, cfg["selectors"], cfg["generalist"], lambda: shown.update(1))
+            frames["pool_sizes"] = [made]
     with atomic_dir(out) as folder:
         for kind, parts in frames.items():
             write_table(folder / f"{kind}.parquet", pd.concat(parts, ignore_index=True))
