@@ -9,16 +9,25 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
+import torch
 import yaml
 
 from draftpool.artefacts import read_json, read_table
 from draftpool.config.load import load
 from draftpool.config.plan import Plan
+from draftpool.decoding.engine import decode
+from draftpool.decoding.sequence import Sampling, prefill
+from draftpool.drafters.block_live import BlockDrafter, load_model
 from draftpool.figures import FIGURES
+from draftpool.replay.answers import lay_out
+from draftpool.replay.engine import EpisodeDraws, replay
+from draftpool.selectors.base import make_selector
 from draftpool.tables import TABLES
+from draftpool.targets.load import end_ids, load_target, load_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -119,6 +128,52 @@ def test_d44_every_artefact_says_how_it_was_made(study):
     for folder in folders:
         assert yaml.safe_load((folder / "resolved.yaml").read_text()), folder
         assert read_json(folder / "provenance.json")["command"], folder
+
+
+def test_d28_replay_equals_live_decoding_on_the_real_target(study):
+    """Arm, accepted and committed tokens of every round, on eight prompts under three learners."""
+    plan, limit, n_prompts = Plan(load(DEFAULT, SMOKE)), 16, 8
+    pool = list(plan.study.pool)
+    target = load_target(
+        study / f"results/targets/{plan.target.id}", plan.study.target.taps, torch.device("cpu")
+    )
+    folders = {name: study / f"results/drafters/{plan.drafter(name).id}" for name in pool}
+    arms = {name: BlockDrafter(name, load_model(folder, target)) for name, folder in folders.items()}
+    answers = lay_out(read_table(study / f"results/scores/{plan.score.id}/acceptance.parquet"), pool, limit)
+    tables = [
+        read_table(study / f"results/responses/{plan.responses[domain, 'eval'].id}/responses.parquet")
+        for domain in plan.study.domains
+    ]
+    written = pd.concat(tables).set_index("prompt_id").prompt_ids
+    rounds = accepted = 0
+    for cfg in ({"kind": "metasd_ucb"}, {"kind": "exp3"}, {"kind": "hedgespec"}):
+        for row in range(n_prompts):
+            prompt_id = answers.frame.prompt_id[row]
+            draws = EpisodeDraws([(0, 0, prompt_id)], len(pool) + 1)
+            made = replay(make_selector(cfg, pool), answers, np.array([row]), draws)
+            start = prefill(target, [int(token) for token in written[prompt_id]], limit, answers.k_pool)
+            ends = end_ids(load_tokenizer(study / f"results/targets/{plan.target.id}"), target.hf_config)
+            live = decode(
+                target,
+                start,
+                arms,
+                make_selector(cfg, pool),
+                Sampling(limit, ends),
+                answers.k_pool,
+                prompt_id,
+            ).rounds
+            assert [pool.index(step["arm"]) for step in live] == made.arms[:, 0].tolist()
+            assert [step["n_accepted"] for step in live] == made.accepted[:, 0].tolist()
+            assert [step["n_committed"] for step in live] == made.committed[:, 0].tolist()
+            rounds, accepted = rounds + len(live), accepted + int(made.accepted.sum())
+    assert rounds > 3 * n_prompts and accepted > 0
+
+
+def test_claims_get_verdicts(study):
+    verdicts = {row["id"]: row for row in read_json(study / "results/smoke/claims/claims.json")}
+    assert verdicts["metasd_bd_regret"]["verdict"] != "not judged here"
+    assert verdicts["dpace_alpha_zero"]["verdict"] == "not judged here"
+    assert all(row["n"] > 0 for row in verdicts.values() if row["verdict"] != "not judged here")
 
 
 def test_a_finished_study_has_nothing_to_do(study):
