@@ -134,9 +134,9 @@ def test_d28_replay_equals_live_decoding_on_the_real_target(study):
     """Arm, accepted and committed tokens of every round, on eight prompts under three learners."""
     plan, limit, n_prompts = Plan(load(DEFAULT, SMOKE)), 16, 8
     pool = list(plan.study.pool)
-    target = load_target(
-        study / f"results/targets/{plan.target.id}", plan.study.target.taps, torch.device("cpu")
-    )
+    folder = study / f"results/targets/{plan.target.id}"
+    target = load_target(folder, plan.study.target.taps, torch.device("cpu"), torch.float32)
+    ends = end_ids(load_tokenizer(folder), target.hf_config)
     folders = {name: study / f"results/drafters/{plan.drafter(name).id}" for name in pool}
     arms = {name: BlockDrafter(name, load_model(folder, target)) for name, folder in folders.items()}
     answers = lay_out(read_table(study / f"results/scores/{plan.score.id}/acceptance.parquet"), pool, limit)
@@ -152,7 +152,6 @@ def test_d28_replay_equals_live_decoding_on_the_real_target(study):
             draws = EpisodeDraws([(0, 0, prompt_id)], len(pool) + 1)
             made = replay(make_selector(cfg, pool), answers, np.array([row]), draws)
             start = prefill(target, [int(token) for token in written[prompt_id]], limit, answers.k_pool)
-            ends = end_ids(load_tokenizer(study / f"results/targets/{plan.target.id}"), target.hf_config)
             live = decode(
                 target,
                 start,
