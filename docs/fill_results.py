@@ -87,6 +87,44 @@ def _clipped(stats: Path) -> pd.DataFrame:
     return grouped.round(2).reset_index()
 
 
+def _feedback(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "feedback.csv")
+    return pd.DataFrame(
+        {
+            "what": rows["metric"],
+            "value": [interval_text(row, 3) for _, row in rows.iterrows()],
+            "unit": rows["unit"],
+            "n": rows["n"],
+        }
+    )
+
+
+def _regret_by_size(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "regret_by_size.csv")
+    rows = rows[rows["metric"] == "regret"]
+    cells = rows.assign(text=[interval_text(row) for _, row in rows.iterrows()])
+    wide = cells.pivot(index="selector", columns="size", values="text")
+    slopes = pd.read_csv(stats / "size_slopes.csv").set_index("selector")
+    wide["slope over ln N"] = [interval_text(slopes.loc[name]) for name in wide.index]
+    return wide.rename(columns=lambda name: f"N = {name}" if isinstance(name, int) else name).reset_index()
+
+
+def _prediction(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "prediction.csv").sort_values(["stream", "live"], ascending=[True, False])
+    return pd.DataFrame(
+        {
+            "stream": rows["stream"],
+            "selector": rows["selector"],
+            "live (tokens/s)": rows["live"].round(2),
+            "predicted": rows["predicted"].round(2),
+            "modelled / live time": [interval_text(row) for _, row in rows.iterrows()],
+            "rounds live": rows["rounds_live"].round(1),
+            "rounds predicted": rows["rounds_predicted"].round(1),
+            "n": rows["n"],
+        }
+    )
+
+
 VIEWS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "compare": _compare,
     "specialists": _specialists,
@@ -94,6 +132,9 @@ VIEWS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "repetition": _repetition,
     "times": _times,
     "clipped": _clipped,
+    "feedback": _feedback,
+    "regret_by_size": _regret_by_size,
+    "prediction": _prediction,
 }
 
 
@@ -122,6 +163,9 @@ def block(study: str, name: str) -> str | None:
     if name in VIEWS:
         frame = VIEWS[name](folder / "stats").astype(object)
         return markdown(frame.where(frame.notna(), "-").astype(str), "")
+    if name == "claims":
+        verdicts = folder / "claims" / "claims.md"
+        return verdicts.read_text() if verdicts.exists() else None
     return (folder / "tables" / f"{name}.md").read_text()
 
 
