@@ -21,7 +21,7 @@ from draftpool.replay.score import read_answer, score_answer
 from draftpool.selectors.base import make_selector
 
 # The seed of the sampled text that run() uses.
-LIMIT, ENDS, SEED, ANSWERS = 20, (2,), 3, 6
+LIMIT, ENDS, SEED, ANSWERS = 16, (2,), 3, 4
 
 
 class _Hashable:

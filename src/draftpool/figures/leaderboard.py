@@ -34,11 +34,11 @@ def draw(stats: Path, out: Path) -> None:
     axes[0, 0].axvline(0, color="black", lw=0.8, ls="--")
     axes[0, 1].axvline(1, color="black", lw=0.8, ls="--")
     axes[0, 0].set_yticks(at, [style.selector_label(name, meta["generalist"]) for name in regret.index])
-    axes[0, 0].set_xlabel("regret to the query's best fixed drafter (rounds)")
-    axes[0, 1].set_xlabel(f"modelled speed-up over plain decoding ({meta['timed_dtype']} costs)")
+    axes[0, 0].set_xlabel("regret (rounds per query)")
+    axes[0, 1].set_xlabel(f"modelled speed-up ({meta['timed_dtype']} costs)")
     note = (
         f"Exact replay, selector seeds averaged within a prompt. Bars: {style.percent(meta['confidence'])} bootstrap "
-        f"intervals over {style.counts_text(regret['n'])} prompts. Dashed: best fixed drafter, plain decoding."
+        f"intervals over {style.counts_text(regret['n'])} prompts. Dashed: the query's best fixed drafter, plain decoding."
     )
     style.frame(figure, _message(regret, kinds, stream, meta["generalist"]), note, axes[0, 0], columns=5)
     style.save(figure, out)

@@ -39,7 +39,7 @@ SELECTOR_LABELS = {
     "ucb_bd": "MetaSD-UCB (BD)",
     "ucb_be": "MetaSD-UCB (BE)",
     "exp3": "EXP3",
-    "hedge": "HedgeSpec",
+    "hedge": "HedgeSpec (Hedge)",
     "hedgespec": "HedgeSpec",
     "normal_hedge": "HedgeSpec (NormalHedge)",
     "best_fixed_query": "best fixed per query (oracle)",
