@@ -101,6 +101,7 @@ def new_checkout(tmp_path_factory) -> Checkout:
     shutil.copy(REPOSITORY / "Snakefile", root / "Snakefile")
     (root / "config").mkdir()
     shutil.copy(HERE / "config.yaml", root / "config/default.yaml")
+    shutil.copy(REPOSITORY / "config/claims.yaml", root / "config/claims.yaml")
     pretend = root / "pretend/draftpool"
     pretend.parent.mkdir()
     pretend.write_text(PRETEND.format(python=sys.executable))

@@ -22,6 +22,7 @@ try:
     PLAN = Plan(resolve(config))
     check_kinds(PLAN)
     ARTEFACTS = PLAN.by_stage()
+    PUBLISHED = read_yaml(Path(workflow.basedir) / "config/claims.yaml").get("claims", [])
     CODE = {
         stage: {id: stage_code(stage, artefact.cfg) for id, artefact in artefacts.items()}
         for stage, artefacts in ARTEFACTS.items()

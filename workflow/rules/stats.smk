@@ -103,12 +103,7 @@ rule judge_claims:
         mem_mb=1000,
         runtime=10,
     params:
-        cfg=canonical_json(
-            {
-                "claims": read_yaml(Path(workflow.basedir) / "config/claims.yaml")["claims"],
-                "bootstrap": PLAN.stats_cfg["bootstrap"],
-            }
-        ),
+        cfg=canonical_json({"claims": PUBLISHED, "bootstrap": PLAN.stats_cfg["bootstrap"]}),
         code=stage_code("judge_claims", {}),
     message:
         "Judging published claims"
