@@ -346,7 +346,7 @@ def replayed(folder: Path, cfg: dict) -> Path:
         "seeds": 3,
         "few": [],
         "few_seeds": 1,
-        "streams": {"mixed": stream},
+        "streams": {"mixed": stream, "heldout": stream | {"order": "blocks"}},
     }
     acceptance = folder / "acceptance.parquet"
     replay_selectors(options, acceptance, folder / "costs", [folder / "responses"], None, folder / "replay")

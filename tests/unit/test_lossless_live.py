@@ -42,7 +42,17 @@ STEPS = COMMON | {
     "reward_be",
     "reward_bd",
 }
-STEPS |= {"propensity", "losses", "t_select", "t_draft", "t_verify", "t_evaluate", "t_switch", "t_commit"}
+STEPS |= {
+    "propensity",
+    "losses",
+    "evaluated",
+    "t_select",
+    "t_draft",
+    "t_verify",
+    "t_evaluate",
+    "t_switch",
+    "t_commit",
+}
 SEQUENCES = COMMON | {
     "sha256",
     "n_tokens",
