@@ -38,7 +38,7 @@ def draw(stats: Path, out: Path) -> None:
     axes[0, 1].set_xlabel(f"modelled speed-up ({meta['timed_dtype']} costs)")
     note = (
         f"Exact replay, selector seeds averaged within a prompt. Bars: {style.percent(meta['confidence'])} bootstrap "
-        f"intervals over {style.counts_text(regret['n'])} prompts. Dashed: the query's best fixed drafter, plain decoding."
+        f"intervals over {style.counts_text(regret['n'])} prompts. Dashed: best fixed drafter, plain decoding."
     )
     style.frame(figure, _message(regret, kinds, stream, meta["generalist"]), note, axes[0, 0], columns=5)
     style.save(figure, out)
