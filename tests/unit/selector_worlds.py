@@ -87,6 +87,16 @@ def random_world(seed: int, rounds: int, episodes: int, arms: int, always_availa
     )
 
 
+def bernoulli_world(means: np.ndarray, episodes: int, seed: int) -> World:
+    """Rewards 0 or 1 with the given means [T, N]."""
+    rounds, n = means.shape
+    rng = np.random.default_rng(seed)
+    rewards = (rng.random((rounds, episodes, n)) < means[:, None, :]).astype(int)
+    everywhere = np.ones((rounds, episodes, n), dtype=bool)
+    draws = rng.random((rounds, episodes, n + 1))
+    return World(np.ones(n, int), rewards, rewards.astype(float), everywhere, draws, everywhere[..., 0])
+
+
 def feedback_of(world: World, t: int, arms: np.ndarray) -> Feedback:
     """What round t brings to the arms played; finished episodes carry rubbish, which must not matter."""
     rows = np.arange(len(arms))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from selector_kinds import context_of
-from selector_worlds import World, play_in, random_world
+from selector_worlds import World, bernoulli_world, play_in, random_world
 
 from draftpool.errors import DraftpoolError
 from draftpool.selectors.base import Context, make_selector
@@ -146,20 +146,12 @@ def test_equals_the_scalar_reference(kind, seed, n, rounds):
             assert got == expected
 
 
-def bernoulli(means: np.ndarray, episodes: int, seed: int = 0) -> World:
-    """Rewards 0 or 1 (BE and BD alike) with means [T, N]."""
-    rounds, n = means.shape
-    rng = np.random.default_rng(seed)
-    rewards = (rng.random((rounds, episodes, n)) < means[:, None, :]).astype(int)
-    everywhere = np.ones((rounds, episodes, n), dtype=bool)
-    draws = rng.random((rounds, episodes, n + 1))
-    return World(np.ones(n, int), rewards, rewards.astype(float), everywhere, draws, everywhere[..., 0])
-
-
 def played(cfg: dict, means: np.ndarray, episodes: int = 60) -> np.ndarray:
     """Arms [T, S]."""
     n = means.shape[1]
-    return play_in(make_selector(cfg, [str(i) for i in range(n)]), bernoulli(means, episodes), None)[0]
+    return play_in(make_selector(cfg, [str(i) for i in range(n)]), bernoulli_world(means, episodes, 0), None)[
+        0
+    ]
 
 
 @pytest.mark.parametrize(

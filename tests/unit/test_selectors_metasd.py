@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from selector_worlds import World, play, random_world
+from selector_worlds import World, bernoulli_world, play, random_world
 
 from draftpool.selectors.base import make_selector
 
@@ -63,16 +63,6 @@ def test_equals_the_scalar_reference(seed, n, rounds, reward, beta):
         expected, expected_propensity = naive_ucb(world, s, reward, beta)
         assert arms[: len(expected), s].tolist() == expected
         np.testing.assert_allclose(propensity[: len(expected), s], expected_propensity, rtol=1e-15)
-
-
-def bernoulli_world(means: np.ndarray, episodes: int, seed: int) -> World:
-    """Rewards 0 or 1 with the given means [T, N]."""
-    rounds, n = means.shape
-    rng = np.random.default_rng(seed)
-    rewards = (rng.random((rounds, episodes, n)) < means[:, None, :]).astype(int)
-    everywhere = np.ones((rounds, episodes, n), dtype=bool)
-    draws = rng.random((rounds, episodes, n + 1))
-    return World(np.ones(n, int), rewards, rewards.astype(float), everywhere, draws, everywhere[..., 0])
 
 
 def play_means(means: np.ndarray, episodes: int, beta: float, seed: int = 0) -> np.ndarray:

@@ -12,10 +12,10 @@ from draftpool.analysis.bootstrap import Resampling, mean_interval, ratio_interv
 from draftpool.analysis.regret import FIXED
 from draftpool.artefacts import read_table
 from draftpool.errors import DraftpoolError
+from draftpool.replay.answers import PLAIN
 
 KEYS = ["stream", "prompt_id", "domain"]
-PLAIN = "plain"
-# All scored prompts at full length, and the selector whose catch-up time stands for bandits.
+# Not a stream: all scored prompts at full length, in no order. And the selector whose catch-up time stands for bandits.
 HELD_OUT = "heldout"
 BANDIT = "ucb_bd"
 

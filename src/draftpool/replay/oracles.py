@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from draftpool.analysis.metrics import rounds_to_go
 from draftpool.selectors.base import Floats, Ints
 
 
@@ -51,9 +52,4 @@ def greedy_rounds(committed: Ints) -> Ints:
     A diagnostic and no bound: a longer step may end at a worse anchor, so it can lose even to one fixed drafter.
     It is also what drafting with all drafters and keeping the longest draft needs (MetaSD's baseline).
     """
-    longest = committed.max(axis=1)
-    rounds = np.zeros_like(longest)
-    rows = np.arange(len(longest))
-    for left in range(1, longest.shape[1]):
-        rounds[:, left] = 1 + rounds[rows, left - longest[:, left]]
-    return rounds
+    return rounds_to_go(committed.max(axis=1))

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from draftpool import draws
+from draftpool.analysis.metrics import rounds_to_go
 from draftpool.errors import DraftpoolError
 from draftpool.replay.answers import lay_out
 from draftpool.replay.engine import EpisodeDraws, replay
@@ -61,9 +62,7 @@ def pool_size_table(
             answers = lay_out(table, pool)
             committed = answers.committed_by_left()
             rows = np.arange(len(answers.tokens)), answers.tokens
-            fixed = np.stack(
-                [best_switching_rounds(committed[:, [arm]])[rows] for arm in range(size)], axis=1
-            )
+            fixed = np.stack([rounds_to_go(committed[:, arm])[rows] for arm in range(size)], axis=1)
             head = answers.frame[["prompt_id", "domain"]].assign(
                 size=size,
                 pool=number,

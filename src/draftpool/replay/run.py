@@ -22,8 +22,6 @@ from draftpool.replay.router import load_routes
 from draftpool.selectors.base import DECORATOR, PACKAGE, Context, Ints, make_selector
 
 COLUMNS = ["prompt_id", "domain", "repeat", "drafter", "position", "left", "k", "accepted", "gamma"]
-# Every scored prompt at full length, in no order that matters.
-HELD_OUT = "heldout"
 # Episodes played side by side: few enough for the processor's cache, many enough to hide Python.
 CHUNK = 2000
 # Numbers of tokens at which the curves of rounds are kept.

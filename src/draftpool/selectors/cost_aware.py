@@ -18,7 +18,7 @@ from draftpool.selectors.base import (
     register_selector,
 )
 from draftpool.selectors.hedgespec import HedgeParams, HedgeSpec
-from draftpool.selectors.index import IndexSelector
+from draftpool.selectors.index import IndexSelector, ucb
 
 
 def speeds(selector: Selector) -> Floats:
@@ -61,8 +61,7 @@ class CostUCB(IndexSelector):
 
     def index(self, t: int) -> Floats:
         """Mean + beta * sqrt(2 ln t / n_i)."""
-        played = np.maximum(self.count, 1.0)
-        return self.total / played + self.params.beta * np.sqrt(2.0 * math.log(max(t, 1)) / played)
+        return ucb(self.total, np.maximum(self.count, 1.0), math.log(max(t, 1)), self.params.beta)
 
 
 @register_selector("cost_hedge")

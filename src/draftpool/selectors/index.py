@@ -10,6 +10,11 @@ import numpy as np
 from draftpool.selectors.base import Bools, Feedback, Floats, Ints, Selector, best_arms
 
 
+def ucb(total: Floats, count: Floats, log_rounds: float | Floats, beta: float) -> Floats:
+    """Mean + beta * sqrt(2 ln t / n_i), the index of UCB1: [S, N] from sums, counts (positive) and ln t."""
+    return total / count + beta * np.sqrt(2.0 * log_rounds / count)
+
+
 class IndexSelector(Selector):
     """Base of index policies on the reward of the arm played.
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from draftpool.selectors.base import Feedback, Floats, Ints, Parameters, register_selector
-from draftpool.selectors.index import IndexSelector
+from draftpool.selectors.index import IndexSelector, ucb
 
 
 class Alignment(Parameters):
@@ -32,8 +32,7 @@ class MetaSDUCB(IndexSelector):
 
     def index(self, t: int) -> Floats:
         """Mean + beta * sqrt(2 ln t / n_i)."""
-        played = np.maximum(self.count, 1.0)
-        return self.total / played + self.params.beta * np.sqrt(2.0 * math.log(max(t, 1)) / played)
+        return ucb(self.total, np.maximum(self.count, 1.0), math.log(max(t, 1)), self.params.beta)
 
 
 @register_selector("metasd_discounted_ucb")
@@ -52,7 +51,7 @@ class DiscountedUCB(IndexSelector):
         """Discounted mean + bonus of the discounted counts."""
         count = np.maximum(self.count, 1e-300)
         rounds = np.maximum(self.count.sum(axis=1, keepdims=True), 1.0)
-        return self.total / count + self.params.beta * np.sqrt(2.0 * np.log(rounds) / count)
+        return ucb(self.total, count, np.log(rounds), self.params.beta)
 
     def learn(self, arms: Ints, feedback: Feedback) -> None:
         """Fade the past of running episodes, then add the round."""
@@ -83,9 +82,8 @@ class SlidingWindowUCB(IndexSelector):
 
     def index(self, t: int) -> Floats:
         """Mean of the window + its bonus."""
-        played = np.maximum(self.count, 1.0)
         rounds = max(min(t, self.params.window), 1)
-        return self.total / played + self.params.beta * np.sqrt(2.0 * math.log(rounds) / played)
+        return ucb(self.total, np.maximum(self.count, 1.0), math.log(rounds), self.params.beta)
 
     def learn(self, arms: Ints, feedback: Feedback) -> None:
         """Forget the round that leaves the window, then add the new one."""
