@@ -58,8 +58,16 @@ def tables(stream: str = "heldout") -> dict[str, pd.DataFrame]:
     return {kind: pd.DataFrame(rows) for kind, rows in frames.items()}
 
 
+def queries_of(made: dict[str, pd.DataFrame], pool: list[str]) -> pd.DataFrame:
+    return replayed.per_query(made["answers"], made["oracles"], pool)
+
+
 def test_leaderboard_against_its_definitions():
-    board = replayed.leaderboard(tables(), POOL, "a", RESAMPLING).set_index(["selector", "metric"]).value
+    board = (
+        replayed.leaderboard(tables()["arms"], queries_of(tables(), POOL), "a", RESAMPLING)
+        .set_index(["selector", "metric"])
+        .value
+    )
     assert board["ucb_bd", "mat"] == pytest.approx(50 / 28)
     # i* is a on p0 (10 rounds) and b on p1 (15 rounds).
     assert board["ucb_bd", "regret"] == pytest.approx(np.mean([11 - 10, 17 - 15]))
@@ -75,13 +83,17 @@ def test_leaderboard_against_its_definitions():
 
 
 def test_curves_are_relative_to_the_query_s_best_arm():
-    curves = replayed.regret_over_tokens(tables(), POOL, RESAMPLING).set_index(["selector", "tokens"]).value
+    curves = (
+        replayed.regret_over_tokens(tables()["curves"], queries_of(tables(), POOL), RESAMPLING)
+        .set_index(["selector", "tokens"])
+        .value
+    )
     assert curves["ucb_bd", 20] == pytest.approx(np.mean([11 - 10, 17 - 15]))
     assert curves["fixed:a", 10] == pytest.approx(np.mean([0, (20 - 15) / 2]))
 
 
 def test_names_of_references():
-    queries = replayed.per_query(tables()["answers"], tables()["oracles"], POOL)
+    queries = queries_of(tables(), POOL)
     named = replayed.named_queries(queries, POOL, "b").set_index(["selector", "prompt_id"]).rounds
     assert named["generalist"].tolist() == [14, 15]
     # b needs 29 rounds on the stream, a 30.
@@ -90,7 +102,7 @@ def test_names_of_references():
 
 def test_feedback_signal_and_shares():
     made = tables()
-    queries = replayed.per_query(made["answers"], made["oracles"], POOL)
+    queries = queries_of(made, POOL)
     rows = replayed.feedback(made, queries, "ucb_bd", RESAMPLING).set_index("metric").value
     assert rows["signal_be"] == pytest.approx(0.2**2 / 0.1)
     assert rows["signal_bd"] == pytest.approx(0.1**2 / 0.02)
@@ -113,7 +125,7 @@ def test_a_missing_fixed_drafter_is_told():
     made = tables()
     answers = made["answers"][made["answers"].selector != "fixed:b"]
     with pytest.raises(DraftpoolError, match="fixed:b: not replayed on every prompt"):
-        replayed.leaderboard(made | {"answers": answers}, POOL, "a", RESAMPLING)
+        queries_of(made | {"answers": answers}, POOL)
 
 
 def test_regret_by_size_and_its_slope():

@@ -75,7 +75,7 @@ def best_arm_rates(arms: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
 
 
 def leaderboard(
-    replays: dict[str, pd.DataFrame], pool: list[str], generalist: str, resampling: Resampling
+    arms: pd.DataFrame, queries: pd.DataFrame, generalist: str, resampling: Resampling
 ) -> pd.DataFrame:
     """One row per stream, selector and metric.
 
@@ -85,8 +85,7 @@ def leaderboard(
     query), ``evaluated`` (share of rounds). ``p``: Wilcoxon of the query's rounds against the generalist's.
     The selector ``ensemble`` drafts with all drafters and keeps the longest draft.
     """
-    queries = per_query(replays["answers"], replays["oracles"], pool)
-    rates = best_arm_rates(replays["arms"], queries)
+    rates = best_arm_rates(arms, queries)
     queries = queries.merge(rates, on=[*KEYS, "selector"], how="left")
     first = queries[queries["selector"] == PLAIN]
     ensemble = first.assign(
@@ -130,17 +129,14 @@ def leaderboard(
     return pd.DataFrame(rows)
 
 
-def regret_over_tokens(
-    replays: dict[str, pd.DataFrame], pool: list[str], resampling: Resampling
-) -> pd.DataFrame:
+def regret_over_tokens(curves: pd.DataFrame, queries: pd.DataFrame, resampling: Resampling) -> pd.DataFrame:
     """Rounds to commit n tokens minus those of the query's best fixed arm, over n (queries that long).
 
     Returns:
         Columns stream, selector, tokens, value, low, high, n, unit, method; cut where fewer than half of the queries
         are long enough.
     """
-    curves = replays["curves"].groupby([*KEYS, "selector", "n"], observed=True)["rounds"].mean().reset_index()
-    queries = per_query(replays["answers"], replays["oracles"], pool)
+    curves = curves.groupby([*KEYS, "selector", "n"], observed=True)["rounds"].mean().reset_index()
     best = queries.loc[queries["selector"] == PLAIN, [*KEYS, "best_arm"]]
     best = best.assign(selector=FIXED + best["best_arm"])
     reference = curves.merge(best, on=[*KEYS, "selector"]).rename(columns={"rounds": "reference"})
@@ -311,9 +307,9 @@ def replay_statistics(
     found = {
         "replay_queries": named_queries(queries, cfg["pool"], cfg["generalist"]),
         "feedback": feedback(replays, queries, BANDIT, resampling),
-        "leaderboard": leaderboard(replays, cfg["pool"], cfg["generalist"], resampling),
+        "leaderboard": leaderboard(replays["arms"], queries, cfg["generalist"], resampling),
         "regret_by_length": regret_by_length(queries, resampling),
-        "replay_curves": regret_over_tokens(replays, cfg["pool"], resampling),
+        "replay_curves": regret_over_tokens(replays["curves"], queries, resampling),
     }
     if "pool_sizes" in replays:
         found["regret_by_size"] = regret_by_size(replays["pool_sizes"], resampling)
