@@ -8,7 +8,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +15,9 @@ import torch
 
 from draftpool.config.load import load
 from draftpool.config.plan import Plan
+from draftpool.decoding.clock import interleave as interleave
 from draftpool.errors import DraftpoolError
-from draftpool.targets.load import resolve_device, synchronise
+from draftpool.targets.load import resolve_device
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "results"
@@ -83,31 +83,6 @@ class Study:
             self._folder("responses", self.plan.responses[domain, split].id)
             for domain in self.plan.study.domains
         ]
-
-
-def interleave(
-    arms: dict[str, Callable[[], object]], repeats: int, device: torch.device, warmup: int | None = None
-) -> dict[str, list[float]]:
-    """Seconds of every arm in every repeat; arms take turns, and every other repeat goes backwards.
-
-    Args:
-        arms: What is timed, by name.
-        repeats: Measured repeats.
-        device: Synchronised around every measurement.
-        warmup: Repeats that run before and are dropped; a fifth of ``repeats``, at least one, if not given.
-    """
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    warmup = max(1, repeats // 5) if warmup is None else warmup
-    for repeat in range(warmup + repeats):
-        order = list(arms) if repeat % 2 else list(reversed(arms))
-        for name in order:
-            synchronise(device)
-            started = time.perf_counter()
-            arms[name]()
-            synchronise(device)
-            if repeat >= warmup:
-                times[name].append(time.perf_counter() - started)
-    return times
 
 
 def spread(values: list[float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Splits a round's time into named parts, without making a GPU wait for the clock."""
+"""Splits a round's time into named parts, without making a GPU wait for the clock; times parts in turns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+from draftpool.targets.load import synchronise
 
 PARTS = ("t_select", "t_draft", "t_verify", "t_evaluate", "t_switch", "t_commit")
 
@@ -110,3 +112,34 @@ def make_clock(device: torch.device, marks: list[Mark] | None) -> HostClock:
             lambda: torch.cuda.synchronize(device),
         )
     return HostClock(marks)
+
+
+def interleave(
+    arms: dict[str, Callable[[], object]],
+    repeats: int,
+    device: torch.device,
+    warmup: int | None = None,
+    shown: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Seconds of every arm in every repeat; arms take turns, and every other repeat goes backwards.
+
+    Args:
+        arms: What is timed, by name.
+        repeats: Measured repeats.
+        device: Synchronised around every measurement.
+        warmup: Repeats that run before and are dropped; a fifth of ``repeats``, at least one, if not given.
+        shown: Called after every repeat.
+    """
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    warmup = max(1, repeats // 5) if warmup is None else warmup
+    for repeat in range(warmup + repeats):
+        order = list(arms) if repeat % 2 else list(reversed(arms))
+        for name in order:
+            synchronise(device)
+            started = time.perf_counter()
+            arms[name]()
+            synchronise(device)
+            if repeat >= warmup:
+                times[name].append(time.perf_counter() - started)
+        shown()
+    return times

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from draftpool.artefacts import atomic_dir, read_table, write_json, write_provenance
+from draftpool.decoding.clock import interleave
 from draftpool.decoding.evaluation import PoolEvaluation
 from draftpool.decoding.pool import named_folders
 from draftpool.decoding.sequence import Sampling, Sequence, prefill
@@ -18,7 +19,7 @@ from draftpool.drafters.block_live import BlockDrafter, load_model
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
 from draftpool.selectors.base import Completed, Context, Feedback, FirstSlots, make_selector
-from draftpool.targets.load import load_target, resolve_device, synchronise
+from draftpool.targets.load import load_target, resolve_device
 
 # Tokens of the two catch-ups that a line is laid through (of a shorter prompt, all of it).
 FEW, MANY = 2, 64
@@ -43,27 +44,6 @@ def _median_answer(responses: list[Path], longest: int) -> tuple[list[int], list
             "raise responses.max_new_tokens or lower block_size",
         )
     return sorted(rows, key=lambda row: len(row[0]))[len(rows) // 2]
-
-
-def _interleaved(
-    parts: dict[str, Callable[[], object]], repeats: int, device: torch.device
-) -> dict[str, list[float]]:
-    """Seconds of every part in every repeat; parts take turns in a rotating order, and a fifth warms up."""
-    times: dict[str, list[float]] = {name: [] for name in parts}
-    names = list(parts)
-    warm_up = max(1, repeats // 5)
-    with bar(warm_up + repeats, "costs", "repeat") as shown:
-        for repeat in range(warm_up + repeats):
-            first = repeat % len(names)
-            for name in [*names[first:], *names[:first]]:
-                synchronise(device)
-                begin = time.perf_counter()
-                parts[name]()
-                synchronise(device)
-                if repeat >= warm_up:
-                    times[name].append(time.perf_counter() - begin)
-            shown.update(1)
-    return times
 
 
 def selection_seconds(cfg: dict, arms: list[str], lengths: np.ndarray, repeats: int) -> float:
@@ -159,7 +139,9 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
             parts[f"draft {name}"] = lambda reader=reader: reader.draft(answer[-1]).ids.tolist()
         for count in (FEW, many):
             parts[f"catch_up {count} {name}"] = catch_up(reader, count)
-    times = _interleaved(parts, cfg["repeats"], device)
+    warm_up = max(1, cfg["repeats"] // 5)
+    with bar(warm_up + cfg["repeats"], "costs", "repeat") as shown:
+        times = interleave(parts, cfg["repeats"], device, warm_up, lambda: shown.update(1))
     median = {name: statistics.median(values) for name, values in times.items()}
     lines = {}
     for name in readers:
