@@ -16,6 +16,7 @@ from draftpool.errors import DraftpoolError
 STAGES = {
     "fetch_target": "draftpool.targets.fetch:fetch_target",
     "prepare_prompts": "draftpool.data.prompts:prepare_prompts",
+    "prepare_set": "draftpool.data.prompt_sets:prepare_set",
     "generate_responses": "draftpool.data.responses:generate_responses",
     "train_drafter": "draftpool.training.train:train_drafter",
     "check_lossless": "draftpool.decoding.lossless:check_lossless",
@@ -76,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
 
     stage("fetch_target", "fetch the target model and convert it to a safetensors folder")
     stage("prepare_prompts", "read one domain's prompts out of pinned archives")
+    stage(
+        "prepare_set",
+        "reword held-out prompts, or join them to sessions",
+        prompts="folders",
+        model="optional folder",
+    )
     stage("generate_responses", "let the target answer the prompts", target="folder", prompts="folder")
     stage(
         "train_drafter",
@@ -107,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
         prompts="folders",
         drafters="folders",
         lossless="file",
+        costs="optional folder",
+        routes="optional folder",
         state="folder",
     )
     stage(
@@ -115,6 +124,8 @@ def _parser() -> argparse.ArgumentParser:
         target="folder",
         prompts="folders",
         drafters="folders",
+        costs="optional folder",
+        routes="optional folder",
     )
     stage(
         "profile_costs",
@@ -128,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         "train classifiers that route prompts",
         prompts="folders",
         train="folders",
+        heldout_prompts="folders",
         heldout="folders",
     )
     stage(

@@ -128,12 +128,12 @@ MISTAKES = {
     "unknown domain of a recipe": (
         "drafters.general.domains",
         ["math"],
-        ["config key `drafters.general.domains`", "unknown domain `math`", "known domains: maths"],
+        ["config key `drafters.general.domains`", "unknown domain `math`", "known: maths"],
     ),
     "unknown domain of a stream": (
         "decode.streams.mixed.domains",
         ["code"],
-        ["config key `decode.streams.mixed.domains`", "unknown domain `code`", "known domains: maths"],
+        ["config key `decode.streams.mixed.domains`", "unknown domain `code`", "known: maths"],
     ),
     "no training prompts": (
         "domains.maths.train",

@@ -13,7 +13,7 @@ from tiny import LIMIT, MAX_POSITIONS, TAPS, live_cfg, load, reference_of
 
 from draftpool.artefacts import read_table, write_json
 from draftpool.config.digest import code_digest
-from draftpool.decoding import live
+from draftpool.decoding import live, methods
 from draftpool.decoding.engine import Result
 from draftpool.decoding.live import decode_live, sha256_of_ids
 from draftpool.errors import DraftpoolError
@@ -89,12 +89,12 @@ class Live:
         write_json(folder / "lossless.json", {})
         decode = live.decode
 
-        def counted(target, start, arms, selector, sampling, *rest):
+        def counted(target, start, arms, selector, sampling, *rest, **options):
             # Warm-up has a limit of its own.
             if sampling.max_new_tokens == LIMIT:
                 self.decoded.append(f"{selector.kind}:{','.join(arms)}")
             self.before_decode()
-            return decode(target, start, arms, selector, sampling, *rest)
+            return decode(target, start, arms, selector, sampling, *rest, **options)
 
         monkeypatch.setattr(live, "decode", counted)
 
@@ -105,7 +105,17 @@ class Live:
         self.decoded.clear()
         out, world = self.folder / name, self.world
         state, gate = self.folder / "state" / name, self.folder / "lossless.json"
-        decode_live(live_cfg(world, **changes), world.target, world.prompts, world.drafters, gate, state, out)
+        decode_live(
+            live_cfg(world, **changes),
+            world.target,
+            world.prompts,
+            world.drafters,
+            gate,
+            None,
+            None,
+            state,
+            out,
+        )
         return read_table(out / "sequences.parquet"), read_table(out / "steps.parquet")
 
 
@@ -219,7 +229,7 @@ def test_another_configuration_is_decoded_afresh(change, study) -> None:
 def test_cells_of_other_code_are_decoded_again(study, monkeypatch) -> None:
     small = {"selectors": {}, "warmup_prompts": 0, "prompts_per_domain": 1}
     study.run(**small)
-    monkeypatch.setattr(live, "code_digest", lambda *modules: code_digest(*modules)[::-1])
+    monkeypatch.setattr(methods, "code_digest", lambda *modules: code_digest(*modules)[::-1])
     sequences, _ = study.run(**small)
     assert len(study.decoded) == 8 == len(sequences)
 
@@ -282,8 +292,8 @@ def test_repeats_are_other_texts_and_the_same_for_every_selector(study) -> None:
 def test_a_float32_text_that_differs_stops_the_stage(study, monkeypatch) -> None:
     decode = live.decode
 
-    def wrong(target, start, arms, selector, *rest):
-        result = decode(target, start, arms, selector, *rest)
+    def wrong(target, start, arms, selector, *rest, **options):
+        result = decode(target, start, arms, selector, *rest, **options)
         return Result([*result.tokens[:-1], -1], result.rounds, 0.1) if selector.kind == "random" else result
 
     monkeypatch.setattr(live, "decode", wrong)
@@ -295,8 +305,8 @@ def test_a_float32_text_that_differs_stops_the_stage(study, monkeypatch) -> None
 def test_d02_d08_a_bfloat16_text_that_differs_is_kept_and_flagged(study, monkeypatch) -> None:
     decode = live.decode
 
-    def wrong(target, start, arms, selector, *rest):
-        result = decode(target, start, arms, selector, *rest)
+    def wrong(target, start, arms, selector, *rest, **options):
+        result = decode(target, start, arms, selector, *rest, **options)
         if selector.kind == "random" and len(result.tokens) > 3:
             result.tokens[3] = -1
         return result

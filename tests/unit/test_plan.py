@@ -214,11 +214,7 @@ def test_d42_an_edited_local_prompt_file_makes_new_prompts(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"selectors": {"c": {"kind": "hedgespec", "carry": True}}},
-            "selectors.c.*in replay only.*replay.selectors",
-        ),
-        ({"selectors": {"c": {"kind": "cost_ucb"}}}, "selectors.c.*in replay only"),
+        ({"selectors": {"c": {"kind": "cost_ucb"}}, "replay": None}, "selectors.c.*costs.*`replay` block"),
         ({"replay": {"selectors": {"c": {"kind": "hedgespc"}}}}, "replay.selectors.c.*unknown selector"),
         (
             {"replay": {"selectors": {"c": {"kind": "exp3", "eta": 1.0}}}},

@@ -46,7 +46,7 @@ def test_every_method_gets_a_trace_and_its_parts(llama_world, tmp_path):
     cfg = live_cfg(world, max_new_tokens=10, selectors={"hedge": {"kind": "hedgespec"}}) | {
         "methods": ["plain", "hedge", "fixed:small"]
     }
-    profile_decode(cfg, world.target, world.prompts, world.drafters, tmp_path / "out")
+    profile_decode(cfg, world.target, world.prompts, world.drafters, None, None, tmp_path / "out")
     parts = pd.read_csv(tmp_path / "out" / "parts.csv")
     assert set(parts.method) == set(cfg["methods"])
     wide = parts.pivot(index="method", columns="part", values="seconds").fillna(0.0)
@@ -64,6 +64,12 @@ def test_every_method_gets_a_trace_and_its_parts(llama_world, tmp_path):
         assert {"verify", "select"} <= {event["name"] for event in rounds}
     with pytest.raises(DraftpoolError, match=r"profile.methods.*unknown method `nobody`"):
         profile_decode(
-            cfg | {"methods": ["nobody"]}, world.target, world.prompts, world.drafters, tmp_path / "no"
+            cfg | {"methods": ["nobody"]},
+            world.target,
+            world.prompts,
+            world.drafters,
+            None,
+            None,
+            tmp_path / "no",
         )
     assert not (tmp_path / "no").exists() and torch.get_num_threads() > 0

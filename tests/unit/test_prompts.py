@@ -1,8 +1,9 @@
-"""Prompts of a domain: sources, templates, splits, near duplicates, the six domains of the default."""
+"""Prompts of a domain: sources, templates, splits, near duplicates, the domains of the default."""
 
 import hashlib
 import json
 import random
+import re
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -251,6 +252,20 @@ def test_groups_of_a_split_are_spread_within_the_budget(tmp_path):
     assert len(held_out) == 77 and len({c.groups for c in held_out}) == 8 and len(train) == 120
 
 
+def test_a_domain_may_be_held_out_only(tmp_path):
+    rows = [question(i) | {"topic": f"t{max(0, i - 30)}"} for i in range(36)]
+    write_jsonl(tmp_path / "r.jsonl", rows)
+    cfg = domain(tmp_path / "r.jsonl", split="eval", split_by="group", group="topic", train=0, eval=8)
+    prepare_prompts(cfg, tmp_path / "out")
+    assert read_jsonl(tmp_path / "out" / "train.jsonl") == []
+    _, held_out, counts = choose_prompts(cfg)
+    assert len(read_jsonl(tmp_path / "out" / "eval.jsonl")) == len(held_out) == 8
+    assert sorted(Counter(c.groups for c in held_out).values()) == [1, 1, 1, 1, 1, 3], (
+        "no group crowds out others"
+    )
+    assert counts["train"] == {"wanted": 0, "available": 0, "written": 0}
+
+
 texts = st.lists(
     st.lists(st.sampled_from(["a", "b", "c", "d", "e", "f"]), max_size=6).map(" ".join), max_size=12
 )
@@ -413,14 +428,46 @@ def test_licence_page_is_in_step_with_the_configuration():
             assert f"| {source['subset']} |" in page and source["licence"] in page
 
 
-@pytest.mark.network
-def test_default_domains_from_the_real_archives():
+OUT_OF_DOMAIN = ("biomed", "finance")
+
+
+def real_domain(name: str, **changes) -> dict:
+    """Return the cfg of a domain of the default configuration."""
     blocks = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
-    assert set(blocks["domains"]) == {"code", "maths", "sql", "summarisation", "rag", "qa"}
-    for name, block in blocks["domains"].items():
-        cfg = {"domain": name, "seed": 0, "archives": blocks["archives"]} | block | {"train": 150, "eval": 24}
-        train, held_out, counts = choose_prompts(cfg)
-        assert len(train) == 150 and len(held_out) == 24, counts
-        assert {key for c in train for key in c.groups}.isdisjoint(key for c in held_out for key in c.groups)
-        assert not near_duplicates([c.text for c in train], [c.text for c in held_out], 0.8).any()
-        assert max(len(c.text) for c in train + held_out) <= block["max_prompt_chars"]
+    cfg = {"domain": name, "seed": 0, "archives": blocks["archives"], "near_duplicate_jaccard": 0.8}
+    return cfg | blocks["domains"][name] | changes
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("name", ["code", "maths", "sql", "summarisation", "rag", "qa"])
+def test_default_domains_from_the_real_archives(name):
+    cfg = real_domain(name, train=150, eval=24)
+    train, held_out, counts = choose_prompts(cfg)
+    assert len(train) == 150 and len(held_out) == 24, counts
+    assert {key for c in train for key in c.groups}.isdisjoint(key for c in held_out for key in c.groups)
+    assert not near_duplicates([c.text for c in train], [c.text for c in held_out], 0.8).any()
+    assert max(len(c.text) for c in train + held_out) <= cfg["max_prompt_chars"]
+
+
+def test_the_default_has_these_domains_and_trains_on_six():
+    blocks = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["domains"]
+    trained = {name for name, block in blocks.items() if block["train"] > 0}
+    assert trained == {"code", "maths", "sql", "summarisation", "rag", "qa"}
+    assert set(blocks) - trained == set(OUT_OF_DOMAIN)
+    assert all(source["split"] == "eval" for name in OUT_OF_DOMAIN for source in blocks[name]["sources"])
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("name", OUT_OF_DOMAIN)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_out_of_domain_prompts_from_the_real_archives(name, seed):
+    cfg = real_domain(name, seed=seed)
+    train, held_out, counts = choose_prompts(cfg)
+    assert train == [] and len(held_out) == 24, counts
+    texts = [c.text for c in held_out]
+    assert max(map(len, texts)) <= 900 and min(map(len, texts)) > 60
+    # Varied: no source crowds out the others, and no two prompts differ in numbers only.
+    assert max(count["eval"] for count in counts["subsets"].values()) <= 9
+    assert min(count["eval"] for count in counts["subsets"].values()) >= 1
+    assert len({re.sub(r"\d[\d.,]*", "#", text) for text in texts}) == 24
+    assert all(len(c.reference) > 2 for c in held_out if c.reference is not None)

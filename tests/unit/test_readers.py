@@ -28,6 +28,74 @@ def test_unknown_and_double_names():
 def test_last_message_leaves_instructions_out():
     row = only("last_message", chat("You are a bot", " 1 + 1?\n", ideal=["2"]))
     assert row["question"] == "1 + 1?" and row["ideal"] == ["2"]
+    assert row["wording"] == "# + #?"
+
+
+def test_wording_is_shared_by_questions_that_differ_in_numbers_only():
+    a, b, c = (
+        only("last_message", chat(text))["wording"]
+        for text in ("Pay $1,020.50 at 7%.", "Pay $9 at 10%.", "Pay $9 in 10 years.")
+    )
+    assert a == b == "Pay $# at #%." != c
+
+
+def test_multiple_choice_by_line_with_a_subject():
+    row = only(
+        "multiple_choice",
+        chat(
+            "system",
+            "Subject: Skin\n\nWhich  one? a) no\n\na) C. tetani\nb) Both 1)\nc) x",
+            ideal="b) Both 1)",
+        ),
+    )
+    assert row == {
+        "question": "Which one? a) no",
+        "options": "A. C. tetani\nB. Both 1)\nC. x",
+        "answer": "Both 1)",
+        "letter": "B",
+        "subject": "Skin",
+        "wording": "Which one? a) no",
+    }
+
+
+def test_multiple_choice_in_line_in_any_order_without_the_instruction():
+    row = only(
+        "multiple_choice",
+        chat(
+            "What is due on $50,000? B. 6,383 A. The U.S. rate. Respond with only the letter: A. or B.",
+            ideal="A",
+        ),
+    )
+    assert row["question"] == "What is due on $50,000?" and row["wording"] == "What is due on $#?"
+    assert row["options"] == "B. 6,383\nA. The U.S. rate." and row["answer"] == "The U.S. rate."
+    assert row["letter"] == "A" and row["subject"] is None
+
+
+def test_multiple_choice_without_options_yields_nothing():
+    text = "Order these steps: 1 = count, 2 = choose. For each question you must select 'A' or 'B'."
+    assert list(get_reader("multiple_choice", "")(chat(text, ideal="A"))) == []
+
+
+def test_abstract_is_one_line():
+    row = only("abstract", chat("system", " Title.\n\nWe  tried\xa0it.\n-----\n It worked -- mostly.\n"))
+    assert row["abstract"] == "Title. We tried it. It worked -- mostly." and row["ideal"] == "x"
+
+
+@pytest.mark.parametrize(
+    "tokens, sentence",
+    [
+        (
+            "At Bank ' s request , Borrower will pay ( A ) fees ;",
+            "At Bank's request, Borrower will pay (A) fees;",
+        ),
+        ("Lenders ’ co - made loans and / or fees .", "Lenders’ co-made loans and/or fees."),
+        ("all Subsidiaries ' shares", "all Subsidiaries' shares"),
+    ],
+)
+def test_contract_sentence_joins_tokens(tokens, sentence):
+    row = only("contract_sentence", chat("system", tokens, ideal="No entities found"))
+    assert row["sentence"] == sentence and row["opening"] == sentence.split()[0]
+    assert row["ideal"] == "No entities found"
 
 
 def test_first_turn():

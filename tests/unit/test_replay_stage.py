@@ -14,8 +14,8 @@ from draftpool.errors import DraftpoolError
 from draftpool.replay.answers import lay_out
 from draftpool.replay.costs import load_costs
 from draftpool.replay.engine import EpisodeDraws, replay
-from draftpool.replay.run import arms_of, replay_selectors, stream_prompts
-from draftpool.selectors.base import make_selector
+from draftpool.replay.run import replay_selectors, stream_prompts, with_sessions
+from draftpool.selectors.base import arms_of, make_selector
 
 POOL = ["a", "b", "c"]
 COSTS = {
@@ -151,7 +151,8 @@ def test_carried_weights_meet_the_prompts_in_the_stream_s_order(world):
     cfg = {"kind": "hedgespec", "carry": True}
     tables = run(world, {"carried": cfg})
     order = stream_prompts(
-        acceptance(), {"domains": ["x", "y"], "prompts_per_domain": 2, "order": "shuffled", "seed": 1}
+        with_sessions(acceptance()),
+        {"domains": ["x", "y"], "prompts_per_domain": 2, "order": "shuffled", "seed": 1},
     )
     own = tables["answers"][tables["answers"].selector == "carried"].set_index("prompt_id")
     assert own.prompt_index.sort_values().index.tolist() == order

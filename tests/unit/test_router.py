@@ -17,8 +17,8 @@ from draftpool.replay.router import classifier, load_routes, mean_hidden, prompt
 
 def test_routes_of_every_held_out_prompt(llama_world, tmp_path):
     world = llama_world
-    cfg = {"domains": ["tales", "sums"], "taps": TAPS}
-    train_router(cfg, world.prompts, world.train, world.heldout, tmp_path / "routes")
+    cfg = {"domains": ["tales", "sums"], "routed": ["tales", "sums"], "taps": TAPS}
+    train_router(cfg, world.prompts, world.train, world.prompts, world.heldout, tmp_path / "routes")
     routes = pd.read_csv(tmp_path / "routes" / "routes.csv")
     tables = [read_table(folder / "responses.parquet") for folder in world.heldout]
     answered = set(pd.concat(tables).prompt_id)
@@ -27,8 +27,9 @@ def test_routes_of_every_held_out_prompt(llama_world, tmp_path):
         assert own.probability.between(0.5, 1.0).all()
     accuracy = json.loads((tmp_path / "routes" / "accuracy.json").read_text())
     for features, own in routes.groupby("features"):
-        assert accuracy[features]["right"] == int((own.route == own.domain).sum())
-        assert accuracy[features]["n"] == len(own)
+        for domain, rows in own.groupby("domain"):
+            right = int((rows.route == domain).sum())
+            assert accuracy[features][domain] == {"right": right, "n": len(rows)}
     table = load_routes(tmp_path / "routes", {"b": "tales"}, ("a", "b"), "a")
     expected = routes.assign(arm=(routes.route == "tales").astype(int))
     for row in expected.itertuples():
@@ -55,5 +56,5 @@ def test_words_tell_domains_apart(llama_world):
 
 def test_one_domain_is_refused(llama_world, tmp_path):
     with pytest.raises(DraftpoolError, match="one domain needs no router"):
-        train_router({"domains": ["tales"], "taps": TAPS}, [], [], [], tmp_path / "r")
+        train_router({"domains": ["tales"], "routed": [], "taps": TAPS}, [], [], [], [], tmp_path / "r")
     assert not (tmp_path / "r").exists()

@@ -1,4 +1,4 @@
-"""Stages fetch_target, prepare_prompts and generate_responses: the target model, prompts, and its own answers."""
+"""Stages fetch_target, prepare_prompts, prepare_set and generate_responses: the target, prompts, its answers."""
 
 
 localrules:
@@ -72,10 +72,49 @@ rule prepare_prompts:
         """
 
 
-rule generate_responses:
-    """Let the target answer the prompts of one domain and split.
+rule prepare_set:
+    """Change held-out prompts of several domains (other words), or join them to sessions.
 
-    Inputs: the target, the domain's prompts.
+    Inputs: the domains' prompts, the model that rewords (if any).
+    Outputs: a folder with the prompts as JSON Lines.
+    """
+    input:
+        prompts=upstream("prepare_set", "prompts", PROMPTS),
+        model=upstream("prepare_set", "model", TARGET),
+    output:
+        directory(PROMPTS),
+    log:
+        "results/logs/prepare_set/{id}.log",
+    benchmark:
+        "results/benchmarks/prepare_set-{id}.tsv"
+    wildcard_constraints:
+        id=known("prepare_set"),
+    threads: THREADS
+    resources:
+        gpu=GPU,
+        mem_mb=4000,
+        runtime=60,
+    params:
+        cfg=cfg_of("prepare_set"),
+        code=code_of("prepare_set"),
+    message:
+        "Preparing a prompt set: {wildcards.id}"
+    shell:
+        """
+        exec &> >(tee -i {log:q})
+        draftpool prepare_set \
+            --cfg {params.cfg:q} \
+            --prompts {input.prompts:q} \
+            --model {input.model:q} \
+            --threads {threads} \
+            --out {output:q}
+        """
+
+
+rule generate_responses:
+    """Let the target answer the prompts of one domain and split, or of one prompt set.
+
+    Inputs: the target, the prompts.
     Outputs: a folder with prompt and answer token ids and the hidden states that drafters read.
     """
     input:

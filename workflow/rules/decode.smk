@@ -45,7 +45,7 @@ rule check_lossless:
 rule decode_live:
     """Decode one stream in one dtype under every selector, plain decoding beside it in the same process.
 
-    Inputs: the target, held-out prompts, all drafters that decode, the losslessness report.
+    Inputs: the target, held-out prompts, all drafters that decode, the losslessness report, costs and routes (if asked).
     Outputs: a folder with the step table and the sequence table.
     """
     input:
@@ -53,6 +53,8 @@ rule decode_live:
         prompts=upstream("decode_live", "prompts", PROMPTS),
         drafters=drafters_of("decode_live"),
         lossless=each(LOSSLESS, ARTEFACTS["check_lossless"]),
+        costs=upstream("decode_live", "costs", COSTS),
+        routes=upstream("decode_live", "routes", ROUTES),
     output:
         directory(DECODE),
     log:
@@ -80,6 +82,8 @@ rule decode_live:
             --prompts {input.prompts:q} \
             --drafters {input.drafters:q} \
             --lossless {input.lossless:q} \
+            --costs {input.costs:q} \
+            --routes {input.routes:q} \
             --state results/state/{wildcards.id} \
             --threads {threads} \
             --out {output:q}
@@ -89,7 +93,7 @@ rule decode_live:
 rule profile_decode:
     """Decode one prompt per method under the profiler.
 
-    Inputs: the target, held-out prompts, all drafters that decode, the losslessness report.
+    Inputs: the target, held-out prompts, all drafters that decode, the losslessness report, costs and routes (if asked).
     Outputs: a folder with a Chrome trace per method and the time of a round's parts.
     """
     input:
@@ -97,6 +101,8 @@ rule profile_decode:
         prompts=upstream("profile_decode", "prompts", PROMPTS),
         drafters=drafters_of("profile_decode"),
         lossless=each(LOSSLESS, ARTEFACTS["check_lossless"]),
+        costs=upstream("profile_decode", "costs", COSTS),
+        routes=upstream("profile_decode", "routes", ROUTES),
     output:
         directory(PROFILE),
     log:
@@ -123,6 +129,8 @@ rule profile_decode:
             --target {input.target:q} \
             --prompts {input.prompts:q} \
             --drafters {input.drafters:q} \
+            --costs {input.costs:q} \
+            --routes {input.routes:q} \
             --threads {threads} \
             --out {output:q}
         """

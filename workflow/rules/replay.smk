@@ -51,6 +51,7 @@ rule train_router:
     input:
         prompts=upstream("train_router", "prompts", PROMPTS),
         train=upstream("train_router", "train", RESPONSES),
+        heldout_prompts=upstream("train_router", "heldout_prompts", PROMPTS),
         heldout=upstream("train_router", "heldout", RESPONSES),
     output:
         directory(ROUTES),
@@ -76,6 +77,7 @@ rule train_router:
             --cfg {params.cfg:q} \
             --prompts {input.prompts:q} \
             --train {input.train:q} \
+            --heldout_prompts {input.heldout_prompts:q} \
             --heldout {input.heldout:q} \
             --threads {threads} \
             --out {output:q}

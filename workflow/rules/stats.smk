@@ -22,7 +22,7 @@ rule compute_stats:
         replays=each(REPLAY, ARTEFACTS["replay_selectors"]),
         training=each(DRAFTER, (PLAN.drafter(name).id for name in PLAN.runs)),
         lossless=each(LOSSLESS, ARTEFACTS["check_lossless"]),
-        responses=each(RESPONSES, (PLAN.responses[domain, "eval"].id for domain in PLAN.study.domains)),
+        responses=each(RESPONSES, (PLAN.responses[name, "eval"].id for name in PLAN.held_out)),
     output:
         directory(STATS),
     log:

@@ -11,12 +11,12 @@ import pandas as pd
 from draftpool.analysis.bootstrap import Resampling, mean_interval, ratio_interval, wilcoxon_p
 from draftpool.analysis.regret import FIXED
 from draftpool.artefacts import read_table
+from draftpool.data.streams import HELD_OUT
 from draftpool.errors import DraftpoolError
-from draftpool.replay.answers import PLAIN
+from draftpool.selectors.base import PLAIN
 
 KEYS = ["stream", "prompt_id", "domain"]
-# Not a stream: all scored prompts at full length, in no order. And the selector whose catch-up time stands for bandits.
-HELD_OUT = "heldout"
+# The selector whose catch-up time stands for bandits.
 BANDIT = "ucb_bd"
 
 

@@ -16,10 +16,11 @@ from draftpool.analysis.controlled import controlled
 from draftpool.analysis.headroom import headroom, switching
 from draftpool.analysis.metrics import check_acceptance, per_prompt, position_rates, truncate, walk
 from draftpool.analysis.regret import cumulative_regret, query_regret, regret_curves
-from draftpool.analysis.replayed import HELD_OUT, replay_statistics
+from draftpool.analysis.replayed import replay_statistics
 from draftpool.analysis.summary import summarise
 from draftpool.analysis.surrogate import rank_correlations
 from draftpool.artefacts import atomic_dir, read_table, write_json, write_provenance
+from draftpool.data.streams import HELD_OUT
 from draftpool.errors import DraftpoolError
 
 ACCEPTANCE = [

@@ -6,14 +6,26 @@ import copy
 import difflib
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from draftpool.config import models
+from draftpool.config.strict import block_models
 from draftpool.errors import DraftpoolError
 
+# Mappings from names that users choose.
+_NAMED = (
+    ("domains",),
+    ("prompt_sets",),
+    ("drafters",),
+    ("sweeps",),
+    ("selectors",),
+    ("decode", "streams"),
+    ("replay", "streams"),
+    ("replay", "selectors"),
+)
 SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 
@@ -48,24 +60,33 @@ def read_yaml(path: Path) -> dict:
     return value
 
 
-def _model_at(location: tuple) -> type[BaseModel] | None:
-    """Follow a location into the models, to suggest a key that exists there."""
-    model: Any = models.Study
+def _kinds(model: type[BaseModel]) -> tuple:
+    kind = model.model_fields.get("kind")
+    return get_args(kind.annotation) if kind is not None else ()
+
+
+def _follow(location: tuple) -> tuple[tuple, list[str]]:
+    """Follow a location of pydantic into the models: the keys as they stand in the file, and those known there.
+
+    A union of blocks puts the block's kind into the location, which is no key of the file.
+    """
+    shown: list[Any] = []
+    candidates: list[type[BaseModel]] = [models.Study]
     for part in location:
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            return None
-        field = model.model_fields.get(str(part))
-        if field is None:
-            # A key of a mapping (domain name, recipe name): the model stays that of the mapping's values.
+        chosen = [model for model in candidates if part in _kinds(model)] if len(candidates) > 1 else []
+        if chosen:
+            candidates = chosen
             continue
-        found = re.findall(r"draftpool\.config\.models\.(\w+)", str(field.annotation))
-        model = getattr(models, found[0]) if found else None
-    return model
+        shown.append(part)
+        fields = [model.model_fields[str(part)] for model in candidates if str(part) in model.model_fields]
+        # A key of a mapping (domain name, recipe name): the models stay those of the mapping's values.
+        if fields:
+            candidates = block_models(fields[0].annotation)
+    return tuple(shown), [key for model in candidates for key in model.model_fields]
 
 
 def _suggest(location: tuple) -> str:
-    model = _model_at(location[:-1])
-    known = list(model.model_fields) if model else []
+    _, known = _follow(location[:-1])
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     if close:
         return f"did you mean `{close[0]}`?"
@@ -80,7 +101,7 @@ def explain(error: ValidationError) -> DraftpoolError:
     location = tuple(
         part for part in first["loc"] if not str(part).startswith(("literal[", "list[", "function-"))
     )
-    where = "config key `" + ".".join(str(part) for part in location) + "`"
+    where = "config key `" + ".".join(str(part) for part in _follow(location)[0]) + "`"
     value = first.get("input")
     if first["type"] == "extra_forbidden":
         return DraftpoolError("unknown key", where, _suggest(location))
@@ -115,16 +136,14 @@ def overlay_recipe(base: dict, recipe: dict) -> dict:
 
 def _drop_empty(raw: dict) -> dict:
     """Leave out the entries of named mappings that an overlay set to null: merging alone can only add."""
-    kept = {
-        key: {name: block for name, block in raw[key].items() if block is not None}
-        for key in ("domains", "drafters", "sweeps", "selectors")
-        if isinstance(raw.get(key), dict)
-    }
-    decode = raw.get("decode")
-    if isinstance(decode, dict) and isinstance(decode.get("streams"), dict):
-        streams = {name: stream for name, stream in decode["streams"].items() if stream is not None}
-        kept["decode"] = decode | {"streams": streams}
-    return raw | kept
+    kept = dict(raw)
+    for block, *inner in _NAMED:
+        if inner and isinstance(kept.get(block), dict):
+            kept[block] = dict(kept[block])
+        holder, key = (kept.get(block), inner[0]) if inner else (kept, block)
+        if isinstance(holder, dict) and isinstance(holder.get(key), dict):
+            holder[key] = {name: entry for name, entry in holder[key].items() if entry is not None}
+    return kept
 
 
 def _fill_recipes(raw: dict) -> dict:

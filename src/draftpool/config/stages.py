@@ -65,9 +65,8 @@ def check_kinds(plan: Plan) -> None:
                 made = make_selector(selector, [*(plan.study.pool or plan.runs), "plain"])
             except DraftpoolError as error:
                 raise DraftpoolError(str(error), key) from error
-            if block == "selectors" and (made.carries or made.plays_plain or selector["kind"] == "router"):
+            reads_artefact = made.plays_plain or selector["kind"] == "router"
+            if reads_artefact and plan.study.replay is None:
                 raise DraftpoolError(
-                    "carried weights, modelled costs and routes exist in replay only",
-                    key,
-                    "move it to `replay.selectors`",
+                    "it reads measured costs or routes, which belong to replay", key, "add a `replay` block"
                 )

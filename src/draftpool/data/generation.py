@@ -1,4 +1,4 @@
-"""Batched greedy generation: every sequence has its own length, ended ones leave the batch and others enter."""
+"""Batched generation: every sequence has its own length, ended ones leave the batch and others enter."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftpool.decoding.verification import target_choices
 from draftpool.targets.base import TargetModel
 
 # Rows of ended answers wait until a quarter of the batch is free, so that prompts are read in groups.
@@ -23,6 +24,14 @@ class Answer:
     ids: list[int]
     finish: str
     taps: Tensor | None
+
+
+@dataclass(frozen=True)
+class Text:
+    """Which text of a prompt is written: what keys its noise, live and here."""
+
+    prompt_id: str
+    sample: int = 0
 
 
 class _Row:
@@ -47,9 +56,19 @@ class _Row:
 
 
 class _Batch:
-    def __init__(self, target: TargetModel, size: int, ends: list[int], max_new_tokens: int, with_taps: bool):
+    def __init__(
+        self,
+        target: TargetModel,
+        size: int,
+        ends: list[int],
+        max_new_tokens: int,
+        with_taps: bool,
+        temperature: float,
+        texts: list[Text],
+    ):
         self.target, self.ends = target, ends
         self.max_new_tokens, self.with_taps = max_new_tokens, with_taps
+        self.temperature, self.texts = temperature, texts
         self.rows: list[_Row | None] = [None] * size
         self.cache = None
 
@@ -90,7 +109,7 @@ class _Batch:
     def _collect(
         self, places: list[int], output, counts: list[int], select: list[int] | None = None
     ) -> Iterator[tuple[int, Answer]]:
-        chosen = output.logits[:, -1].argmax(dim=-1).tolist()
+        chosen = self._choices(output.logits[:, -1], places, select)
         taps = output.taps.to("cpu", torch.bfloat16) if self.with_taps else None
         for place, source, count in zip(places, select or range(len(places)), counts, strict=True):
             row = self.rows[place]
@@ -101,6 +120,21 @@ class _Batch:
             if ended or len(row.ids) >= self.max_new_tokens:
                 self.rows[place] = None
                 yield row.index, row.answer("eos" if ended else "limit")
+
+    def _choices(self, logits: Tensor, places: list[int], select: list[int] | None) -> list[int]:
+        """The target's next token of every row of a forward pass; rows without an answer hold anything."""
+        if self.temperature == 0.0:
+            return logits.argmax(dim=-1).tolist()
+        chosen = [0] * len(logits)
+        for place, source in zip(places, select or range(len(places)), strict=True):
+            row = self.rows[place]
+            text = self.texts[row.index]
+            own = logits[source : source + 1]
+            place_in_text = len(row.ids)
+            chosen[source] = int(
+                target_choices(own, self.temperature, text.sample, text.prompt_id, place_in_text)
+            )
+        return chosen
 
     def shrink(self) -> None:
         """Take free rows out of the batch."""
@@ -116,8 +150,10 @@ def answer_prompts(
     max_new_tokens: int,
     batch: int,
     with_taps: bool,
+    temperature: float = 0.0,
+    texts: list[Text] | None = None,
 ) -> Iterator[tuple[int, Answer]]:
-    """Decode greedily (first index on ties); yields (index of the prompt, answer) as answers end.
+    """Decode as the target alone would; yields (index of the prompt, answer) as answers end.
 
     Prompts enter from the longest to the shortest, so that those read together have near-equal lengths.
 
@@ -128,9 +164,11 @@ def answer_prompts(
         max_new_tokens: Longest answer.
         batch: Sequences at the same time; a target without batches gets one.
         with_taps: Keep taps of every position but the last (which no drafter sees).
+        temperature: 0 is greedy (first index on ties); else as `target_choices` samples, live and here alike.
+        texts: Above temperature 0, which text is written of each prompt.
     """
     size = min(batch if target.supports_batches else 1, len(prompts))
-    work = _Batch(target, size, ends, max_new_tokens, with_taps)
+    work = _Batch(target, size, ends, max_new_tokens, with_taps, temperature, texts or [])
     waiting = deque(sorted(range(len(prompts)), key=lambda index: (-len(prompts[index]), index)))
     while waiting or work.taken:
         n_free = len(work.free)

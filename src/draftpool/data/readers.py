@@ -54,10 +54,46 @@ def _without_footnotes(text: str) -> str:
     return _squeeze(re.sub(r"\[(?:\w|note \d+|\w+ needed)\]", "", text))
 
 
+def _wording(text: str) -> str:
+    return re.sub(r"\d+(?:[.,]\d+)*", "#", text)
+
+
 @reader("last_message")
 def last_message(record: dict) -> Iterator[dict]:
-    """Chat record ``input`` [{role, content}]: ``question`` is the last message alone."""
-    yield record | {"question": record["input"][-1]["content"].strip()}
+    """Chat record ``input`` [{role, content}]: ``question`` is the last message alone.
+
+    ``wording`` is it without its numbers: equal for questions that differ in numbers only.
+    """
+    question = record["input"][-1]["content"].strip()
+    yield record | {"question": question, "wording": _wording(question)}
+
+
+@reader("multiple_choice")
+def multiple_choice(record: dict) -> Iterator[dict]:
+    """Last message of a question, options ``a) ...`` by line or ``A. ...`` in line, and ``ideal`` with its letter.
+
+    Yields ``question``, ``options`` (a line each), ``answer`` (text of the right option), ``letter``,
+    ``subject`` (of a ``Subject:`` line, if any), ``wording`` (`last_message`); nothing if it has no options.
+    """
+    text = re.sub(r"(For each question|Respond with only).*", "", record["input"][-1]["content"])
+    by_line = "\na) " in text
+    question, *parts = re.split(r"\n([a-d])\) " if by_line else r" ([A-D])\. ", text)
+    options = {
+        letter.upper(): _squeeze(option) for letter, option in zip(parts[::2], parts[1::2], strict=True)
+    }
+    if not options:
+        return
+    subject = re.match(r"Subject: (.*)\n", question)
+    question = _squeeze(question[subject.end() :] if subject else question)
+    letter = record["ideal"][0].upper()
+    yield {
+        "question": question,
+        "options": "\n".join(f"{name}. {option}" for name, option in options.items()),
+        "answer": options[letter],
+        "letter": letter,
+        "subject": subject.group(1) if subject else None,
+        "wording": _wording(question),
+    }
 
 
 @reader("first_turn")
@@ -91,6 +127,22 @@ def claims(record: dict) -> Iterator[dict]:
         "question": _squeeze(question.removeprefix("question:")),
         "summary": record["ideal"].removeprefix("Summary:").strip(),
     }
+
+
+@reader("abstract")
+def abstract(record: dict) -> Iterator[dict]:
+    """Last message that is an abstract: ``abstract`` on one line, without the rule before its results."""
+    yield record | {"abstract": _squeeze(record["input"][-1]["content"].replace("\n-----\n", "\n"))}
+
+
+@reader("contract_sentence")
+def contract_sentence(record: dict) -> Iterator[dict]:
+    """Last message that is one sentence in tokens: ``sentence`` (joined) and ``opening`` (its first word)."""
+    text = _squeeze(record["input"][-1]["content"])
+    text = re.sub(r" ([,.;:)])", r"\1", text).replace("( ", "(")
+    text = re.sub(r"(?<=\w) ([-/]) (?=\w)", r"\1", text)
+    text = re.sub(r" (['’])(?: (s)\b)?", r"\1\2", text)
+    yield record | {"sentence": text, "opening": text.split(" ")[0]}
 
 
 @reader("passage")

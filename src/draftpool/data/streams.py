@@ -10,15 +10,56 @@ from draftpool import draws
 from draftpool.artefacts import read_jsonl
 from draftpool.errors import DraftpoolError
 
+# The stream of all held-out answers of the domains that are trained on, at full length; every replay has it.
+HELD_OUT = "heldout"
+
 
 @dataclass(frozen=True)
 class StreamItem:
-    """One prompt of a stream with its token ids and its place."""
+    """One prompt of a stream with its token ids and its place; a session has the messages of all its turns.
+
+    Attributes:
+        prompt_id: Of the prompt or session.
+        domain: Domain or prompt set.
+        ids: Of the (first) prompt.
+        index: Place in the stream.
+        turns: Messages of every turn; None for a prompt that is no session.
+    """
 
     prompt_id: str
     domain: str
     ids: list[int]
     index: int
+    turns: list[list[dict]] | None = None
+
+
+def session_of(prompt_id: str) -> tuple[str, int]:
+    """Session and turn of a prompt; a prompt outside sessions is its own session."""
+    session, _, turn = prompt_id.partition(".")
+    return session, int(turn or 0)
+
+
+def turn_id(session: str, turn: int) -> str:
+    """Name of a turn."""
+    return f"{session}.{turn}"
+
+
+def turns_of(row: dict) -> list[list[dict]]:
+    """Messages of every turn of a prompt's row: one turn, unless it is a session."""
+    if "turns" in row:
+        return [[{"role": "user", "content": turn["content"]}] for turn in row["turns"]]
+    return [row["prompt"]]
+
+
+def conversation(tokenizer, turns: list[list[dict]], answers: list[list[int]]) -> list[dict]:
+    """Messages up to the last of these turns, the target's own answers to the earlier ones between them."""
+    messages: list[dict] = []
+    for place, spoken in enumerate(turns):
+        messages += spoken
+        if place < len(turns) - 1:
+            said = tokenizer.decode(answers[place], skip_special_tokens=True)
+            messages.append({"role": "assistant", "content": said})
+    return messages
 
 
 Item = TypeVar("Item")
@@ -35,7 +76,7 @@ def build_stream(
     prompts: list[Path],
     tokenise,
     max_prompt_tokens: int,
-    prompts_per_domain: int,
+    prompts_per_domain: int | None,
     order: str = "blocks",
     seed: int = 0,
 ) -> list[StreamItem]:
@@ -45,7 +86,7 @@ def build_stream(
         prompts: Prompt folders, one a domain.
         tokenise: Maps chat messages to token ids.
         max_prompt_tokens: Longer prompts are passed over, as they are in the acceptance table.
-        prompts_per_domain: Prompts of each domain.
+        prompts_per_domain: Prompts (or sessions) of each domain or prompt set; None: all.
         order: `blocks` (domain after domain) or `shuffled`.
         seed: Seed of the order.
 
@@ -58,16 +99,19 @@ def build_stream(
         for row in read_jsonl(folder / "eval.jsonl"):
             ids = tokenise(row["prompt"])
             if len(ids) <= max_prompt_tokens:
-                taken.append((row["id"], row["domain"], ids))
+                taken.append((row["id"], row["domain"], ids, turns_of(row) if "turns" in row else None))
             if len(taken) == prompts_per_domain:
                 break
-        if len(taken) < prompts_per_domain:
+        if len(taken) < (prompts_per_domain or 1):
             raise DraftpoolError(
                 f"only {len(taken)} held-out prompts of at most {max_prompt_tokens} tokens, "
-                f"{prompts_per_domain} wanted",
+                f"{prompts_per_domain or 1} wanted",
                 str(folder),
                 "lower prompts_per_domain or raise the domain's `eval`",
             )
         items += taken
     items = ordered(items, order, seed)
-    return [StreamItem(prompt_id, domain, ids, index) for index, (prompt_id, domain, ids) in enumerate(items)]
+    return [
+        StreamItem(prompt_id, domain, ids, index, turns)
+        for index, (prompt_id, domain, ids, turns) in enumerate(items)
+    ]

@@ -23,16 +23,17 @@ from draftpool.targets.base import TargetModel
 
 @dataclass
 class Result:
-    """One decoded answer: token ids, one record per round, the decoding time in seconds and top-2 margins.
+    """One decoded answer: token ids, one record per round, the decoding time in seconds, top-2 margins.
 
-    The time is the sum of the rounds' parts: drafter prefill and catch-up are in it, the target's prefill and the
-    writing of records are not.
+    The time is the sum of the rounds' parts: drafter prefill and catch-up are in it, the target's prefill
+    (`prefill_seconds`) and the writing of records are not.
     """
 
     tokens: list[int] = field(default_factory=list)
     rounds: list[dict] = field(default_factory=list)
     seconds: float = 0.0
     margins: list[float] = field(default_factory=list)
+    prefill_seconds: float = 0.0
 
 
 def top2_margin(logits: Tensor) -> Tensor:
@@ -55,6 +56,8 @@ def decode(
     marks: list[Mark] | None = None,
     context: Context | None = None,
     resumed: bool = False,
+    session: str | None = None,
+    rounds_before: int = 0,
 ) -> Result:
     """Decode one answer under one selector.
 
@@ -62,23 +65,28 @@ def decode(
         target: The model whose text is kept.
         start: The prompt, already read.
         arms: Drafters by name in the selector's order; None is plain decoding.
-        selector: A selector over these arms; it is reset, unless `resumed`.
+        selector: A selector over these arms; it is reset, unless `resumed` or in a later turn of a session.
         sampling: Temperature, seed, limit and end ids.
         k_pool: Longest draft of the pool, the scale of rewards.
-        prompt_id: Keys the draws of text and selector.
+        prompt_id: Keys the draws of the text, and the selector's outside sessions.
         selector_seed: Keys the draws of the selector.
         keep_margins: Also keep the target's top-2 margin of every committed token (for half precision).
         evaluation: Evaluates these arms for a full-information selector; made here if it is not given.
         marks: Parts of the rounds are added to it, for the profiler.
         context: What some selectors need besides feedback.
         resumed: The selector goes on from the query before; one that carries nothing begins anew.
+        session: Keys the selector's draws in all turns of a session.
+        rounds_before: Rounds that the selector played in earlier turns of this session; from the second turn on it
+            simply goes on, whatever it carries.
 
     Returns:
         The answer; the token sampled at prefill belongs to no round.
     """
     names, clock, result = list(arms), make_clock(target.device, marks), Result()
     lengths = np.array([0 if drafter is None else drafter.k for drafter in arms.values()])
-    if resumed:
+    if rounds_before:
+        pass
+    elif resumed:
         selector.resume()
     else:
         selector.reset(len(names), lengths, 1, context)
@@ -86,7 +94,7 @@ def decode(
     probabilities = SlotProbabilities(k_pool)
     available = np.ones((1, len(names)), dtype=bool)
     noise = draws.RoundDraws(
-        len(names) + 1, *draws.selector_key(selector_seed, sampling.sample_seed, prompt_id)
+        len(names) + 1, *draws.selector_key(selector_seed, sampling.sample_seed, session or prompt_id)
     )
     sequence = Sequence(start, target, arms, sampling)
     if selector.needs == "full":
@@ -97,7 +105,7 @@ def decode(
     if keep_margins:
         result.margins.extend(top2_margin(start.first_logits).tolist())
     while sequence.answer[-1] not in sampling.ends and len(sequence.answer) < sampling.max_new_tokens:
-        t, position = len(result.rounds), len(sequence.answer) - 1
+        t, position = rounds_before + len(result.rounds), len(sequence.answer) - 1
         parts = clock.start()
         chosen, propensity = selector.select(t, available, noise.row(t))
         arm = int(chosen[0])
@@ -164,7 +172,7 @@ def decode(
             result.margins.extend(top2_margin(logits[: len(verdict.tokens)]).tolist())
         result.rounds.append(
             {
-                "round": t,
+                "round": t - rounds_before,
                 "arm": names[arm],
                 "position": position,
                 "n_drafted": len(draft_ids),
@@ -182,12 +190,12 @@ def decode(
         )
         if completed is not None:
             for round_, losses in zip(completed.round, completed.loss, strict=True):
-                result.rounds[round_]["losses"] = losses.tolist()
+                result.rounds[round_ - rounds_before]["losses"] = losses.tolist()
     clock.finish()
     for row in result.rounds:
         row |= row.pop("parts")
     result.seconds = sum(row[part] for row in result.rounds for part in PARTS)
-    result.tokens = sequence.answer
+    result.tokens, result.prefill_seconds = sequence.answer, start.seconds
     return result
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -19,52 +17,22 @@ from draftpool.artefacts import (
     write_provenance,
     write_table,
 )
-from draftpool.config.digest import code_digest
 from draftpool.config.ids import make_key
-from draftpool.data.streams import StreamItem
+from draftpool.data.streams import StreamItem, conversation, session_of, turn_id
 from draftpool.decoding.clock import Mark
 from draftpool.decoding.engine import Result, decode
 from draftpool.decoding.evaluation import PoolEvaluation
 from draftpool.decoding.lossless import first_difference
+from draftpool.decoding.methods import Method, methods_of
 from draftpool.decoding.pool import Workbench, load_workbench, named_folders
 from draftpool.decoding.sequence import Prefilled, Sampling, prefill
 from draftpool.decoding.verification import gumbel_noise
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
-from draftpool.registry import find_registered
-from draftpool.selectors.base import DECORATOR, PACKAGE, make_selector
+from draftpool.selectors.base import PLAIN, Selector
+from draftpool.targets.load import prompt_ids
 
-PLAIN = "plain"
 WARMUP_TOKENS = 12
-
-
-@dataclass(frozen=True)
-class Method:
-    """A selector at one seed over its arms."""
-
-    name: str
-    cfg: dict
-    arms: list[str]
-    seed: int
-
-    @cached_property
-    def key(self) -> str:
-        """Names this method's cells: its configuration and the code it runs."""
-        module = find_registered(PACKAGE, DECORATOR, self.cfg["kind"])
-        code = code_digest("draftpool.decoding.live", module)
-        return make_key([self.name, self.cfg, self.arms, self.seed, code])
-
-
-def methods_of(cfg: dict) -> list[Method]:
-    """Plain decoding, every drafter alone, and every selector at every seed."""
-    methods = [Method(PLAIN, {"kind": "plain"}, [PLAIN], 0)]
-    methods += [
-        Method(f"fixed:{d['name']}", {"kind": "fixed", "arm": d["name"]}, [d["name"]], 0)
-        for d in cfg["drafters"]
-    ]
-    for name, selector in cfg["selectors"].items():
-        methods += [Method(name, selector, list(cfg["pool"]), seed) for seed in cfg["selector_seeds"]]
-    return methods
 
 
 def _scratch(cfg: dict, content: str, device: torch.device, state: Path) -> Path:
@@ -75,6 +43,16 @@ def _scratch(cfg: dict, content: str, device: torch.device, state: Path) -> Path
     fixed = {name: value for name, value in cfg.items() if name not in ("selectors", "selector_seeds")}
     conditions = [str(device), torch.get_num_threads(), torch.__version__]
     return state.parent / f"live-{make_key([fixed, content, conditions])}"
+
+
+def _broken_off(scratch: Path, items: list[StreamItem], repeats: int, methods: list[Method]) -> set[str]:
+    """Keys of methods that carry state from query to query and lack a cell: they begin again with the first."""
+    carrying = {method.key for method in methods if method.carries}
+    if not carrying:
+        return set()
+    paths = [scratch / f"{item.prompt_id}-{repeat}.json" for item in items for repeat in range(repeats)]
+    whole = carrying.intersection(*((read_json(path) if path.exists() else {}) for path in paths))
+    return carrying - whole
 
 
 def sha256_of_ids(ids: list[int]) -> str:
@@ -91,75 +69,130 @@ class Decoder:
         # Drafters outside the pool decode too, and may draft longer blocks than the scale of the rewards.
         self.room = max(drafter.k for drafter in bench.drafters.values())
         self.half = cfg["dtype"] != "float32"
-        self.evaluation = PoolEvaluation(
-            {name: bench.drafters[name] for name in cfg["pool"]}, bench.target.head_weight
-        )
+        self._evaluations: dict[tuple[str, ...], PoolEvaluation] = {}
+        self._carried: dict[str, Selector] = {}
 
-    def prefill(self, item: StreamItem) -> Prefilled:
+    def prefill(self, ids: list[int]) -> Prefilled:
         """Let the target read a prompt, with room for a whole answer."""
-        return prefill(self.bench.target, item.ids, self.cfg["max_new_tokens"], self.room)
+        return prefill(self.bench.target, ids, self.cfg["max_new_tokens"], self.room)
+
+    def evaluation(self, arms: list[str]) -> PoolEvaluation | None:
+        """Evaluates these arms together, kept for all queries; a drafter alone needs none."""
+        if len(arms) == 1:
+            return None
+        if tuple(arms) not in self._evaluations:
+            own = {name: self.bench.drafters.get(name) for name in arms}
+            self._evaluations[tuple(arms)] = PoolEvaluation(own, self.bench.target.head_weight)
+        return self._evaluations[tuple(arms)]
 
     def run(
         self,
         method: Method,
-        item: StreamItem,
+        prompt_id: str,
         repeat: int,
         start: Prefilled,
         limit: int,
+        selector: Selector | None = None,
         marks: list[Mark] | None = None,
+        **options,
     ) -> Result:
         """Decode a prompt that was read under one method."""
         arms = {name: self.bench.drafters.get(name) for name in method.arms}
         sampling = Sampling(limit, self.bench.ends, self.cfg["temperature"], repeat)
-        selector = make_selector(method.cfg, method.arms)
-        keep = self.half and method.name == PLAIN
         return decode(
             self.bench.target,
             start,
             arms,
-            selector,
+            selector or method.selector(),
             sampling,
             self.k_pool,
-            item.prompt_id,
+            prompt_id,
             method.seed,
-            keep,
-            self.evaluation if method.arms == list(self.cfg["pool"]) else None,
+            self.half and method.name == PLAIN,
+            self.evaluation(method.arms),
             marks,
+            method.context(session_of(prompt_id)[0]),
+            **options,
         )
 
     def warm_up(self, item: StreamItem, methods: list[Method]) -> None:
         """Decode a few tokens under every method."""
         start = prefill(self.bench.target, item.ids, WARMUP_TOKENS, self.room)
         for method in methods:
-            self.run(method, item, 0, start, WARMUP_TOKENS)
+            self.run(method, item.prompt_id, 0, start, WARMUP_TOKENS)
 
-    def prompt(self, item: StreamItem, repeat: int, methods: list[Method], shown) -> dict[str, dict]:
-        """Rows of every method on one prompt; plain decoding takes its place in the shuffled order."""
-        limit, start = self.cfg["max_new_tokens"], self.prefill(item)
-        if self.cfg["temperature"] > 0.0:
-            # Drawn before anything is timed: noise belongs to the text, and blocks would pay for more rows of it.
-            for position in range(limit + self.room + 1):
-                gumbel_noise(self.bench.target.head_weight.shape[0], repeat, item.prompt_id, position)
+    def query(self, item: StreamItem, repeat: int, methods: list[Method], shown) -> dict[str, dict]:
+        """Rows of every method on one prompt or session; plain decoding takes its place in the shuffled order.
+
+        A session is decoded turn by turn; every method goes on from its own answers.
+        """
         order = draws.generator("method_order", item.prompt_id, repeat).permutation(len(methods))
-        results = {}
-        for place in order:
-            results[place] = self.run(methods[place], item, repeat, start, limit)
-            shown.update(1)
-        plain = next(results[place] for place in order if methods[place].name == PLAIN)
-        return {
-            methods[place].key: self._rows(methods[place], item, repeat, results[place], plain, start)
-            for place in order
-        }
+        selectors = {place: self._selector(methods[place]) for place in order}
+        answers: dict[int, list[list[int]]] = {place: [] for place in order}
+        played = dict.fromkeys(order, 0)
+        found = {method.key: {"sequences": [], "steps": []} for method in methods}
+        session = None if item.turns is None else item.prompt_id
+        for turn in range(len(item.turns or [item])):
+            name = item.prompt_id if session is None else turn_id(session, turn)
+            self._draw_noise(name, repeat)
+            starts: dict[tuple[int, ...], Prefilled] = {}
+            results = {}
+            for place in order:
+                method = methods[place]
+                ids = self._prompt(item, turn, answers[place])
+                if tuple(ids) not in starts:
+                    starts[tuple(ids)] = self.prefill(ids)
+                selector, resumed = selectors[place]
+                results[place] = self.run(
+                    method,
+                    name,
+                    repeat,
+                    starts[tuple(ids)],
+                    self.cfg["max_new_tokens"],
+                    selector,
+                    resumed=resumed,
+                    session=session,
+                    rounds_before=played[place],
+                )
+                answers[place].append(results[place].tokens)
+                played[place] += len(results[place].rounds)
+            plain = next(results[place] for place in order if methods[place].name == PLAIN)
+            for place in order:
+                rows = self._rows(methods[place], item, name, repeat, results[place], plain)
+                found[methods[place].key]["sequences"].append(rows[0])
+                found[methods[place].key]["steps"] += rows[1]
+        shown.update(len(methods))
+        return found
+
+    def _selector(self, method: Method) -> tuple[Selector, bool]:
+        """A method's selector for the next query, and whether it goes on from the query before."""
+        if not method.carries:
+            return method.selector(), False
+        resumed = method.key in self._carried
+        return self._carried.setdefault(method.key, method.selector()), resumed
+
+    def _prompt(self, item: StreamItem, turn: int, answers: list[list[int]]) -> list[int]:
+        if item.turns is None:
+            return item.ids
+        return prompt_ids(
+            self.bench.tokenizer, conversation(self.bench.tokenizer, item.turns[: turn + 1], answers)
+        )
+
+    def _draw_noise(self, prompt_id: str, repeat: int) -> None:
+        """Draw the text's noise before anything is timed: it belongs to the text, and blocks would pay for more."""
+        if self.cfg["temperature"] > 0.0:
+            for position in range(self.cfg["max_new_tokens"] + self.room + 1):
+                gumbel_noise(self.bench.target.head_weight.shape[0], repeat, prompt_id, position)
 
     def _rows(
-        self, method: Method, item: StreamItem, repeat: int, result: Result, plain: Result, start: Prefilled
-    ) -> dict:
+        self, method: Method, item: StreamItem, prompt_id: str, repeat: int, result: Result, plain: Result
+    ) -> tuple[dict, list[dict]]:
         common = {
             "stream": self.cfg["stream"],
             "selector": method.name,
             "selector_seed": method.seed,
             "repeat": repeat,
-            "prompt_id": item.prompt_id,
+            "prompt_id": prompt_id,
             "domain": item.domain,
             "prompt_index": item.index,
             "dtype": self.cfg["dtype"],
@@ -170,7 +203,7 @@ class Decoder:
             "n_tokens": len(result.tokens),
             "rounds": len(result.rounds),
             "wall_time": result.seconds,
-            "t_prefill": start.seconds,
+            "t_prefill": result.prefill_seconds,
             "plain_wall_time": plain.seconds,
             "plain_n_tokens": len(plain.tokens),
             "plain_sha256": sha256_of_ids(plain.tokens),
@@ -178,22 +211,32 @@ class Decoder:
             "first_mismatch": place,
             "top2_margin": plain.margins[place] if 0 <= place < len(plain.margins) else None,
         }
-        return {"sequence": sequence, "steps": [common | row for row in result.rounds]}
+        return sequence, [common | row for row in result.rounds]
 
 
 def decode_live(
-    cfg: dict, target: Path, prompts: list[Path], drafters: list[Path], lossless: Path, state: Path, out: Path
+    cfg: dict,
+    target: Path,
+    prompts: list[Path],
+    drafters: list[Path],
+    lossless: Path,
+    costs: Path | None,
+    routes: Path | None,
+    state: Path,
+    out: Path,
 ) -> None:
     """Write `steps.parquet` and `sequences.parquet` of one stream in one dtype.
 
     Args:
-        cfg: `stream`, `domains`, `prompts_per_domain`, `order`, `stream_seed`, `dtype`, `pool`, `drafters`,
-            `selectors`, `selector_seeds`, `max_new_tokens`, `max_prompt_tokens`, `temperature`, `repeats`,
-            `warmup_prompts`, `taps`, `backend`, `device`.
+        cfg: `stream`, `domains`, `prompts_per_domain`, `order`, `stream_seed`, `dtype`, `pool`, `homes`,
+            `generalist`, `drafters`, `selectors`, `selector_seeds`, `max_new_tokens`, `max_prompt_tokens`,
+            `temperature`, `repeats`, `warmup_prompts`, `taps`, `backend`, `device`.
         target: Target folder.
         prompts: Prompt folders, one a domain.
         drafters: Drafter folders in the order of `cfg["drafters"]`.
         lossless: Report of the gate; without it nothing is decoded.
+        costs: Folder of profile_costs, if a selector weighs costs.
+        routes: Folder of train_router, if there are routers.
         state: Scratch folder; finished prompts are kept beside it and not decoded again.
         out: Folder to write.
 
@@ -202,8 +245,8 @@ def decode_live(
     """
     read_json(lossless)
     folders = named_folders(cfg, drafters)
-    methods = methods_of(cfg)
     bench = load_workbench(cfg, target, folders, getattr(torch, cfg["dtype"]))
+    methods = methods_of(cfg, bench.draft_lengths, costs, routes)
     scratch = _scratch(cfg, content_hash(target, *prompts, *drafters), bench.target.device, state)
     # At temperature 0 there is one text per prompt.
     repeats = cfg["repeats"] if cfg["temperature"] > 0.0 else 1
@@ -212,6 +255,7 @@ def decode_live(
         prompts, cfg["max_prompt_tokens"], cfg["prompts_per_domain"], cfg["order"], cfg["stream_seed"]
     )
     cells, cold = [], True
+    broken = _broken_off(scratch, items, repeats, methods)
     with bar(
         len(items) * repeats * len(methods), f"decode {cfg['stream']} {cfg['dtype']}", "answer"
     ) as shown:
@@ -219,7 +263,7 @@ def decode_live(
             for repeat in range(repeats):
                 path = scratch / f"{item.prompt_id}-{repeat}.json"
                 found = read_json(path) if path.exists() else {}
-                missing = [method for method in methods if method.key not in found]
+                missing = [method for method in methods if method.key not in found or method.key in broken]
                 shown.update(len(methods) - len(missing))
                 if missing:
                     if cold:
@@ -230,11 +274,11 @@ def decode_live(
                         # The new method is paired with plain decoding measured beside it, not long ago.
                         missing = [methods[0], *missing]
                         shown.update(-1)
-                    found |= decoder.prompt(item, repeat, missing, shown)
+                    found |= decoder.query(item, repeat, missing, shown)
                     write_json(path, found)
                 cells += [found[method.key] for method in methods]
     # Cells read back from disk have their keys in another order; the tables must not tell.
-    sequences = pd.DataFrame([cell["sequence"] for cell in cells]).sort_index(axis=1)
+    sequences = pd.DataFrame([row for cell in cells for row in cell["sequences"]]).sort_index(axis=1)
     steps = pd.DataFrame([row for cell in cells for row in cell["steps"]]).sort_index(axis=1)
     wrong = sequences[~sequences.matches_plain]
     if cfg["dtype"] == "float32" and len(wrong):

@@ -23,8 +23,18 @@ class Workbench:
     ends: list[int]
     drafters: dict[str, BlockDrafter]
 
+    @property
+    def draft_lengths(self) -> dict[str, int]:
+        """Tokens that each drafter drafts."""
+        return {name: drafter.k for name, drafter in self.drafters.items()}
+
     def stream(
-        self, prompts: list[Path], max_prompt_tokens: int, prompts_per_domain: int, order: str, seed: int
+        self,
+        prompts: list[Path],
+        max_prompt_tokens: int,
+        prompts_per_domain: int | None,
+        order: str,
+        seed: int,
     ) -> list[StreamItem]:
         """Build a stream (see :func:`draftpool.data.streams.build_stream`)."""
         return build_stream(

@@ -14,7 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from draftpool.artefacts import atomic_dir, write_provenance
 from draftpool.decoding.clock import Mark
-from draftpool.decoding.live import Decoder, methods_of
+from draftpool.decoding.live import Decoder
+from draftpool.decoding.methods import methods_of
 from draftpool.decoding.pool import load_workbench, named_folders
 from draftpool.errors import DraftpoolError
 from draftpool.progress import progress
@@ -88,7 +89,15 @@ def _annotate(path: Path, marks: list[Mark]) -> list[tuple[float, float]]:
     return operators
 
 
-def profile_decode(cfg: dict, target: Path, prompts: list[Path], drafters: list[Path], out: Path) -> None:
+def profile_decode(
+    cfg: dict,
+    target: Path,
+    prompts: list[Path],
+    drafters: list[Path],
+    costs: Path | None,
+    routes: Path | None,
+    out: Path,
+) -> None:
     """Write `trace-<method>.json.gz` (open it in Perfetto or chrome://tracing) and `parts.csv`.
 
     Args:
@@ -96,12 +105,16 @@ def profile_decode(cfg: dict, target: Path, prompts: list[Path], drafters: list[
         target: Target folder.
         prompts: Prompt folders, one a domain.
         drafters: Drafter folders in the order of `cfg["drafters"]`.
+        costs: Folder of profile_costs, if a selector weighs costs.
+        routes: Folder of train_router, if there are routers.
         out: Folder to write.
 
     Raises:
         DraftpoolError: If a method is unknown.
     """
-    known = {method.name: method for method in reversed(methods_of(cfg))}
+    bench = load_workbench(cfg, target, named_folders(cfg, drafters), getattr(torch, cfg["dtype"]))
+    methods = methods_of(cfg, bench.draft_lengths, costs, routes)
+    known = {method.name: method for method in reversed(methods)}
     for name in cfg["methods"]:
         if name not in known:
             raise DraftpoolError(
@@ -109,7 +122,6 @@ def profile_decode(cfg: dict, target: Path, prompts: list[Path], drafters: list[
                 "config key `profile.methods`",
                 f"known: {', '.join(sorted(known))}",
             )
-    bench = load_workbench(cfg, target, named_folders(cfg, drafters), getattr(torch, cfg["dtype"]))
     decoder = Decoder(bench, cfg)
     (item, *_) = bench.stream(prompts, cfg["max_prompt_tokens"], 1, cfg["order"], cfg["stream_seed"])
     activities = [ProfilerActivity.CPU]
@@ -120,9 +132,9 @@ def profile_decode(cfg: dict, target: Path, prompts: list[Path], drafters: list[
         for name in progress(cfg["methods"], len(cfg["methods"]), "profile", "method"):
             method, marks = known[name], []
             decoder.warm_up(item, [method])
-            start = decoder.prefill(item)
+            start = decoder.prefill(item.ids)
             with profile(activities=activities) as profiler:
-                result = decoder.run(method, item, 0, start, cfg["max_new_tokens"], marks)
+                result = decoder.run(method, item.prompt_id, 0, start, cfg["max_new_tokens"], marks=marks)
             path = folder / f"trace-{name.replace(':', '-')}.json.gz"
             profiler.export_chrome_trace(str(path))
             split = split_marks(marks, _annotate(path, marks))

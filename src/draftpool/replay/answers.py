@@ -1,4 +1,7 @@
-"""The acceptance table laid out for replay: what every arm would bring at every anchor of every answer."""
+"""The acceptance table laid out for replay: what every arm would bring at every anchor of every answer.
+
+A session is one answer here: its turns' anchors one after the other, and no draft reaches beyond its turn.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from draftpool.data.streams import session_of
 from draftpool.errors import DraftpoolError
-from draftpool.selectors.base import Floats, Ints
+from draftpool.selectors.base import PLAIN, Floats, Ints
 
-PLAIN = "plain"
 KEYS = ["prompt_id", "domain", "repeat"]
 
 
@@ -21,11 +24,14 @@ class Answers:
     """Dense acceptance of A answers, L anchors at most, N arms, K slots.
 
     Attributes:
-        frame: A rows: prompt_id, domain, repeat, tokens (to commit after the prefill token).
+        frame: A rows: prompt_id (or session), domain, repeat, tokens (to commit after the prefill tokens).
         arms: Names of the N arms.
         k: int[N], tokens each arm drafts; 0 for plain decoding.
         tokens: int[A].
+        turn: int[A * L], turn of the anchor in its session; 0 outside sessions.
+        left: int[A * L], tokens from the anchor to the end of its turn; 0 behind the end.
         accepted: int[A * L, N], accepted draft tokens after trimming; 0 behind the end.
+        committed: int[A * L, N], min(accepted + 1, left).
         reward_bd: float[A * L, N], NaN for plain decoding.
         need: int[A * L], tokens after the anchor that show what every arm would have had accepted; more than are
             left if the end comes first.
@@ -36,7 +42,10 @@ class Answers:
     arms: tuple[str, ...]
     k: Ints
     tokens: Ints
+    turn: Ints
+    left: Ints
     accepted: Ints
+    committed: Ints
     reward_bd: Floats
     need: Ints
     gamma: np.ndarray
@@ -62,10 +71,9 @@ class Answers:
         Cells beyond an answer's length hold 1 and are never reached.
         """
         made = np.ones((len(self.tokens), len(self.arms), self.length + 1), dtype=np.int64)
-        by_position = self.accepted.reshape(len(self.tokens), self.length, len(self.arms))
+        by_position = self.committed.reshape(len(self.tokens), self.length, len(self.arms))
         for row, tokens in enumerate(self.tokens):
-            left = tokens - np.arange(tokens)
-            made[row, :, left] = np.minimum(by_position[row, :tokens] + 1, left[:, None])
+            made[row, :, tokens - np.arange(tokens)] = by_position[row, :tokens]
         return made
 
 
@@ -75,7 +83,7 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
     Args:
         table: Columns prompt_id, domain, repeat, drafter, position, left, k, accepted, gamma.
         arms: Drafters in the selectors' order; `plain` is plain decoding and needs no rows.
-        limit: Tokens of an answer, prefill token included, if shorter than the table's.
+        limit: Tokens of an answer (of a turn), prefill token included, if shorter than the table's.
 
     Raises:
         DraftpoolError: If a drafter of the pool or one of its answers is missing, or a value is impossible.
@@ -99,21 +107,26 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
             "replay",
             "score the pool again",
         )
-    tokens = frame["own"].to_numpy(dtype=np.int64)
+    of_turn = frame["own"].to_numpy(dtype=np.int64)
     if limit is not None:
-        tokens = np.minimum(tokens, limit - 1)
-    frame = frame.assign(tokens=tokens).drop(columns="own")
-    row, length = answers.ngroup().to_numpy(), int(tokens.max())
+        of_turn = np.minimum(of_turn, limit - 1)
+    frame, row_of_turn, offset, number = _join_turns(frame.drop(columns="own"), of_turn)
+    tokens = frame["tokens"].to_numpy(dtype=np.int64)
+    turn, length = answers.ngroup().to_numpy(), int(tokens.max())
     arm = pd.Index(arms).get_indexer(own["drafter"].astype(str))
     position = own["position"].to_numpy(dtype=np.int64)
-    inside = position < tokens[row]
-    row, arm, position, own = row[inside], arm[inside], position[inside], own[inside]
-    cell, left = row * length + position, tokens[row] - position
+    inside = position < of_turn[turn]
+    turn, arm, position, own = turn[inside], arm[inside], position[inside], own[inside]
+    cell, left = row_of_turn[turn] * length + offset[turn] + position, of_turn[turn] - position
     k = np.zeros(len(arms), dtype=np.int64)
     k[arm] = own["k"].to_numpy()
     k_pool = int(k.max())
     accepted = np.zeros((len(frame) * length, len(arms)), dtype=np.int64)
     accepted[cell, arm] = np.minimum(own["accepted"].to_numpy(), left)
+    place_left, place_turn = (np.zeros(len(accepted), dtype=np.int64) for _ in range(2))
+    place_left[cell] = left
+    place_turn[cell] = number[turn]
+    committed = np.minimum(accepted + 1, place_left[:, None])
     gamma = np.zeros((len(frame) * length, len(arms), k_pool), dtype=np.float32)
     _fill_slots(gamma, cell, arm, own["gamma"].to_numpy(), left)
     slots = np.minimum(accepted + 1, k)
@@ -125,7 +138,38 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
     with np.errstate(invalid="ignore"):
         reward_bd = np.where(slots > 0, total / slots.astype(np.float32), np.nan).astype(np.float64)
     need = np.minimum(accepted + 1, k).max(axis=1)
-    return Answers(frame, tuple(arms), k, tokens, accepted, reward_bd, need, gamma)
+    return Answers(
+        frame,
+        tuple(arms),
+        k,
+        tokens,
+        place_turn,
+        place_left,
+        accepted,
+        committed,
+        reward_bd,
+        need,
+        gamma,
+    )
+
+
+def _join_turns(frame: pd.DataFrame, tokens: Ints) -> tuple[pd.DataFrame, Ints, Ints, Ints]:
+    """Sessions of the turns in `frame`, which have `tokens` each.
+
+    Returns:
+        A row per session with its `tokens`; and of every turn the session's row, the tokens before, its number.
+    """
+    named = [session_of(prompt_id) for prompt_id in frame["prompt_id"].astype(str)]
+    turns = frame.assign(
+        prompt_id=[session for session, _ in named], turn=[turn for _, turn in named], tokens=tokens
+    )
+    # More than ten turns are not in order as text.
+    turns = turns.sort_values([*KEYS, "turn"], kind="stable")
+    sessions = turns.groupby(KEYS, observed=True, sort=True)
+    before = (sessions["tokens"].cumsum() - turns["tokens"]).sort_index().to_numpy(dtype=np.int64)
+    rows = sessions.ngroup().sort_index().to_numpy(dtype=np.int64)
+    number = turns["turn"].sort_index().to_numpy(dtype=np.int64)
+    return sessions["tokens"].sum().reset_index(), rows, before, number
 
 
 def _fill_slots(gamma: np.ndarray, cell: Ints, arm: Ints, rows: np.ndarray, left: Ints) -> None:

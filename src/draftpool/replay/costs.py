@@ -11,9 +11,9 @@ import numpy as np
 
 from draftpool.artefacts import read_json
 from draftpool.errors import DraftpoolError
-from draftpool.replay.answers import PLAIN, Answers
+from draftpool.replay.answers import Answers
 from draftpool.replay.engine import Replayed
-from draftpool.selectors.base import Floats, Ints
+from draftpool.selectors.base import PLAIN, Floats, Ints
 
 
 class Seconds(NamedTuple):
@@ -56,19 +56,22 @@ class CostModel:
     ) -> Seconds:
         """Price replayed episodes.
 
-        An arm reads what was committed since it was played last, the whole prompt the first time. An evaluated round
-        pays for all drafters instead of one draft. The target's prefill is left out, as in live decoding.
+        An arm reads what was committed since it was played last, the whole prompt the first time in each turn. An
+        evaluated round pays for all drafters instead of one draft. The target's prefill is left out, as in live
+        decoding.
 
         Args:
             played: Rounds of the episodes.
             answers: What they were played on.
             which: int[E], answers of the episodes.
-            prompt_tokens: int[A], prompt lengths.
+            prompt_tokens: int[A, turns], prompt lengths.
             needs: What the selector needs, `bandit` or `full`; its selection time is charged.
         """
         episodes = len(which)
         rows = np.arange(episodes)
-        place = prompt_tokens[which].astype(np.float64)
+        position, turn = np.zeros(episodes, dtype=np.int64), np.zeros(episodes, dtype=np.int64)
+        base, last = which * answers.length, answers.tokens[which] - 1
+        place = prompt_tokens[which, 0].astype(np.float64)
         read = np.zeros((episodes, len(self.arms)))
         evaluated_to = np.zeros(episodes)
         total, evaluation, catch_up = np.zeros(episodes), np.zeros(episodes), np.zeros(episodes)
@@ -87,7 +90,14 @@ class CostModel:
             evaluated_to = np.where(active & evaluated, place, evaluated_to)
             chosen = active & ~evaluated
             read[rows[chosen], arm[chosen]] = place[chosen]
+            position = position + np.where(active, committed, 0)
             place = place + np.where(active, committed, 0)
+            now = answers.turn[base + np.minimum(position, last)]
+            if (now != turn).any():
+                # A turn's prompt is read from its beginning, as live decoding does.
+                new = now != turn
+                place[new] = prompt_tokens[which[new], now[new]]
+                read[new], evaluated_to[new], turn = 0.0, 0.0, now
         return Seconds(total, evaluation, catch_up)
 
 

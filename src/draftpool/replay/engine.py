@@ -77,7 +77,9 @@ class _Pending:
         """Remember round t, to be known with `need` more tokens than were there at its anchor."""
         need = self.answers.k_pool if self.whole else self.answers.need[cell]
         place = t % self.size
-        self.due[place] = np.where(evaluated, position + need, _NEVER)
+        # What the end of a turn cuts off stays unknown.
+        told = evaluated & (need <= self.answers.left[cell])
+        self.due[place] = np.where(told, position + need, _NEVER)
         self.cell[place] = cell
 
     def deliver(self, t: int, position: Ints) -> Completed | None:
@@ -125,6 +127,7 @@ def replay(
     nothing = np.zeros(episodes, dtype=np.bool_)
     tokens, base = answers.tokens[which], which * length
     accepted_flat, bd_flat = answers.accepted.ravel(), answers.reward_bd.ravel()
+    committed_flat = answers.committed.ravel()
     position = np.zeros(episodes, dtype=np.int64)
     active = position < tokens
     kept: list[tuple[Ints, Ints, Ints, Bools, Floats, Bools]] = []
@@ -135,14 +138,14 @@ def replay(
         cell = base + np.minimum(position, tokens - 1)
         flat = cell * n_arms + arms
         accepted = accepted_flat[flat]
-        committed = np.minimum(accepted + 1, tokens - position)
+        # A finished episode has nothing left, so it commits nothing.
+        committed = np.where(active, committed_flat[flat], 0)
         first = completed = None
         if full:
             pending.add(t, position, cell, evaluated)
         if selector.reads_first:
             gamma = answers.gamma[cell, :, 0].astype(np.float64) if selector.reads_gamma else None
             first = FirstSlots(evaluated, answers.accepted[cell] > 0, gamma)
-        # A finished episode has nothing left, so it commits nothing.
         position = position + committed
         if full:
             completed = pending.deliver(t, position)

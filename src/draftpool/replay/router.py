@@ -13,6 +13,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from draftpool.artefacts import atomic_dir, read_jsonl, read_table, write_json, write_provenance
+from draftpool.data.streams import session_of
 from draftpool.errors import DraftpoolError
 
 FEATURES = ("tfidf", "hidden")
@@ -27,37 +28,74 @@ def classifier(features: str) -> Pipeline:
 
 
 def prompt_texts(folder: Path, split: str) -> dict[str, str]:
-    """What the user wrote, by prompt id."""
+    """What the user wrote (in a session's first turn), by prompt or session."""
     return {
         row["id"]: "\n".join(message["content"] for message in row["prompt"] if message["role"] == "user")
         for row in read_jsonl(folder / f"{split}.jsonl")
     }
 
 
+def base_domains(folder: Path) -> dict[str, str]:
+    """Domain that a held-out prompt was written for, by prompt or session (a session's first turn)."""
+    found = {}
+    for row in read_jsonl(folder / "eval.jsonl"):
+        first = row["turns"][0] if "turns" in row else row
+        found[row["id"]] = first.get("base_domain", row["domain"])
+    return found
+
+
 def mean_hidden(folder: Path, n_taps: int) -> dict[str, np.ndarray]:
-    """Mean over the prompt's tokens of the target's deepest tap [hidden], by prompt id."""
-    table = read_table(folder / "responses.parquet")
+    """Mean over the prompt's tokens of the target's deepest tap [hidden], by prompt or session (its first turn)."""
+    table = read_table(folder / "responses.parquet").drop_duplicates("prompt_id")
     found = {}
     with safe_open(folder / "taps.safetensors", framework="pt") as taps:
         rows = taps.get_slice("taps")
         for row in table.itertuples():
+            session, turn = session_of(row.prompt_id)
+            if turn > 0:
+                continue
             own = rows[int(row.prompt_offset) : int(row.response_offset)].float().numpy()
-            found[row.prompt_id] = own[:, -(own.shape[1] // n_taps) :].mean(axis=0)
+            found[session] = own[:, -(own.shape[1] // n_taps) :].mean(axis=0)
     return found
 
 
-def _stacked(features: str, values: list) -> list | np.ndarray:
-    return values if features == "tfidf" else np.stack(values)
+def _prompts(domain: str, folder: Path, split: str, answers: Path, n_taps: int) -> pd.DataFrame:
+    """Prompts of a folder with both kinds of features; those that were short enough to be answered."""
+    words, states = prompt_texts(folder, split), mean_hidden(answers, n_taps)
+    return pd.DataFrame(
+        {
+            "prompt_id": list(states),
+            "domain": domain,
+            "tfidf": [words[prompt] for prompt in states],
+            "hidden": list(states.values()),
+        }
+    )
 
 
-def train_router(cfg: dict, prompts: list[Path], train: list[Path], heldout: list[Path], out: Path) -> None:
+def _stacked(values: pd.Series) -> list | np.ndarray:
+    return values.tolist() if values.name == "tfidf" else np.stack(values.to_list())
+
+
+def train_router(
+    cfg: dict,
+    prompts: list[Path],
+    train: list[Path],
+    heldout_prompts: list[Path],
+    heldout: list[Path],
+    out: Path,
+) -> None:
     """Write `routes.csv` (prompt_id, domain, features, route, probability) and `accuracy.json`.
 
+    Routes are for whole queries: a session goes where its first turn points. `accuracy.json` counts, per kind of
+    features and domain or prompt set, how many went to the domain they were written for.
+
     Args:
-        cfg: `domains` (of the folders, in order), `taps`.
-        prompts: Prompt folders.
+        cfg: `domains` (trained on, in the order of `prompts` and `train`), `routed` (domains and prompt sets, in the
+            order of the held-out folders), `taps`.
+        prompts: Prompt folders of the domains.
         train: Response folders of the training prompts; their prompts are what the routers learn from.
-        heldout: Response folders of the held-out prompts, which are routed.
+        heldout_prompts: Prompt folders of what is routed.
+        heldout: Response folders of the same.
         out: Folder to write.
 
     Raises:
@@ -66,40 +104,39 @@ def train_router(cfg: dict, prompts: list[Path], train: list[Path], heldout: lis
     domains = cfg["domains"]
     if len(domains) < 2:
         raise DraftpoolError("one domain needs no router", "config key `domains`", "leave the router out")
-    texts = {split: [prompt_texts(folder, split) for folder in prompts] for split in ("train", "eval")}
-    hidden = {
-        split: [mean_hidden(folder, len(cfg["taps"])) for folder in folders]
-        for split, folders in (("train", train), ("eval", heldout))
+    n_taps = len(cfg["taps"])
+    known = [
+        _prompts(domain, folder, "train", answers, n_taps)
+        for domain, folder, answers in zip(domains, prompts, train, strict=True)
+    ]
+    asked = [
+        _prompts(name, folder, "eval", answers, n_taps)
+        for name, folder, answers in zip(cfg["routed"], heldout_prompts, heldout, strict=True)
+    ]
+    written_for = {
+        prompt: domain for folder in heldout_prompts for prompt, domain in base_domains(folder).items()
     }
+    learnt, routed = pd.concat(known, ignore_index=True), pd.concat(asked, ignore_index=True)
+    right = routed["prompt_id"].map(written_for)
     rows, accuracy = [], {}
     for features in FEATURES:
-        known: dict[str, list] = {"train": [], "eval": []}
-        labels: dict[str, list[str]] = {"train": [], "eval": []}
-        names: list[str] = []
-        for split in known:
-            for domain, words, states in zip(domains, texts[split], hidden[split], strict=True):
-                # Both kinds see the same prompts: those that were short enough to be answered.
-                for prompt_id, state in states.items():
-                    known[split].append(words[prompt_id] if features == "tfidf" else state)
-                    labels[split].append(domain)
-                    names += [prompt_id] if split == "eval" else []
-        model = classifier(features).fit(_stacked(features, known["train"]), labels["train"])
-        chances = model.predict_proba(_stacked(features, known["eval"]))
+        model = classifier(features).fit(_stacked(learnt[features]), learnt["domain"])
+        chances = model.predict_proba(_stacked(routed[features]))
         route = model.classes_[chances.argmax(axis=1)]
-        rows.append(
-            pd.DataFrame(
-                {
-                    "prompt_id": names,
-                    "domain": labels["eval"],
-                    "features": features,
-                    "route": route,
-                    "probability": chances.max(axis=1),
-                }
-            )
+        head = routed[["prompt_id", "domain"]]
+        rows.append(head.assign(features=features, route=route, probability=chances.max(axis=1)))
+        hits = pd.Series(route == right).groupby(routed["domain"])
+        accuracy[features] = {
+            name: {"right": int(own.sum()), "n": len(own)}
+            for name, own in hits
+            if right[own.index].isin(domains).all()
+        }
+        counted = accuracy[features].values()
+        print(
+            f"router by {features}, trained on {len(learnt)} prompts: {sum(c['right'] for c in counted)} of "
+            f"{sum(c['n'] for c in counted)} held-out prompts to the domain they were written for",
+            flush=True,
         )
-        right = int((route == np.array(labels["eval"])).sum())
-        accuracy[features] = {"right": right, "n": len(route), "trained_on": len(labels["train"])}
-        print(f"router by {features}: {right} of {len(route)} held-out prompts to their domain", flush=True)
     with atomic_dir(out) as folder:
         pd.concat(rows).to_csv(folder / "routes.csv", index=False)
         write_json(folder / "accuracy.json", accuracy)

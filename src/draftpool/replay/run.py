@@ -9,17 +9,16 @@ import numpy as np
 import pandas as pd
 
 from draftpool.artefacts import atomic_dir, read_table, write_provenance, write_table
-from draftpool.data.streams import ordered
+from draftpool.data.streams import HELD_OUT, ordered, session_of
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
-from draftpool.registry import load_registered
-from draftpool.replay.answers import PLAIN, lay_out
+from draftpool.replay.answers import lay_out
 from draftpool.replay.costs import CostModel, load_costs
 from draftpool.replay.engine import EpisodeDraws, Replayed, replay
 from draftpool.replay.oracles import best_switching_cost, best_switching_rounds, greedy_rounds
 from draftpool.replay.pool_sizes import pool_size_table
 from draftpool.replay.router import load_routes
-from draftpool.selectors.base import DECORATOR, PACKAGE, Context, Ints, make_selector
+from draftpool.selectors.base import PLAIN, Context, Ints, arms_of, make_selector
 
 COLUMNS = ["prompt_id", "domain", "repeat", "drafter", "position", "left", "k", "accepted", "gamma"]
 # Episodes played side by side: few enough for the processor's cache, many enough to hide Python.
@@ -28,22 +27,16 @@ CHUNK = 2000
 POINTS = 16
 
 
-def arms_of(selector: dict, pool: list[str]) -> tuple[str, ...]:
-    """Arms that a configured selector chooses from: the pool, and plain decoding if its kind weighs costs."""
-    cls = load_registered(PACKAGE, DECORATOR, selector["kind"])
-    return (*pool, PLAIN) if cls.plays_plain else tuple(pool)
-
-
 def stream_prompts(table: pd.DataFrame, stream: dict) -> list[str]:
-    """Prompt ids of a stream in its order; the table holds every domain's held-out prompts in theirs.
+    """Prompts (or sessions) of a stream in its order; the table holds every domain's held-out prompts in theirs.
 
     Raises:
         DraftpoolError: If a domain has too few scored prompts.
     """
     taken = []
     for domain in stream["domains"]:
-        own = table.loc[table["domain"] == domain, "prompt_id"].drop_duplicates().tolist()
-        wanted = stream["prompts_per_domain"] or len(own)
+        own = table.loc[table["domain"] == domain, "session"].drop_duplicates().tolist()
+        wanted = stream["prompts_per_domain"] or max(1, len(own))
         if len(own) < wanted:
             raise DraftpoolError(
                 f"only {len(own)} scored prompts of {domain}, {wanted} wanted",
@@ -59,11 +52,11 @@ class Stream:
 
     Args:
         name: Of the stream.
-        prompts: Prompt ids in order.
-        table: Acceptance rows.
+        prompts: Prompts (or sessions) in order.
+        table: Acceptance rows with their `session`.
         arms: Of the selectors; the layout depends on them.
         limit: Tokens of an answer, or None.
-        lengths: Prompt tokens by prompt id.
+        lengths: Prompt tokens by prompt or session, a column per turn.
     """
 
     def __init__(
@@ -73,14 +66,14 @@ class Stream:
         table: pd.DataFrame,
         arms: tuple[str, ...],
         limit: int | None,
-        lengths: pd.Series,
+        lengths: pd.DataFrame,
     ):
         self.name = name
-        self.answers = lay_out(table[table["prompt_id"].isin(prompts)], arms, limit)
+        self.answers = lay_out(table[table["session"].isin(prompts)], arms, limit)
         frame = self.answers.frame
         place = {prompt: index for index, prompt in enumerate(prompts)}
         self.index = frame["prompt_id"].astype(str).map(place).to_numpy(dtype=np.int64)
-        self.prompt_tokens = lengths.loc[frame["prompt_id"].astype(str)].to_numpy(dtype=np.int64)
+        self.prompt_tokens = lengths.loc[frame["prompt_id"].astype(str)].fillna(0).to_numpy(dtype=np.int64)
         self._draws: dict[int, tuple[Ints, EpisodeDraws]] = {}
 
     def chunks(self, seeds: int) -> Iterator[tuple[Ints, Ints, EpisodeDraws]]:
@@ -268,6 +261,23 @@ def oracles(stream: Stream, costs: CostModel) -> pd.DataFrame:
     )
 
 
+def with_sessions(table: pd.DataFrame) -> pd.DataFrame:
+    """Acceptance rows with the session that each prompt belongs to (itself, outside sessions)."""
+    sessions = {prompt: session_of(prompt)[0] for prompt in table["prompt_id"].unique()}
+    return table.assign(session=table["prompt_id"].map(sessions))
+
+
+def prompt_lengths(responses: list[Path]) -> pd.DataFrame:
+    """Prompt tokens by prompt or session, a column per turn."""
+    answers = pd.concat([read_table(folder / "responses.parquet") for folder in responses])
+    answers = answers.drop_duplicates("prompt_id")
+    named = [session_of(prompt) for prompt in answers["prompt_id"]]
+    rows = pd.DataFrame(named, columns=["session", "turn"])
+    return rows.assign(tokens=answers["prompt_ids"].map(len).to_numpy()).pivot(
+        index="session", columns="turn", values="tokens"
+    )
+
+
 def replay_selectors(
     cfg: dict, acceptance: Path, costs: Path, responses: list[Path], routes: Path | None, out: Path
 ) -> None:
@@ -290,8 +300,8 @@ def replay_selectors(
         acceptance,
         columns=["prompt_id", "domain", "repeat", "drafter", "position", "left", "k", "accepted", "gamma"],
     )
-    lengths = pd.concat([read_table(folder / "responses.parquet") for folder in responses])
-    lengths = lengths.drop_duplicates("prompt_id").set_index("prompt_id")["prompt_ids"].map(len)
+    table = with_sessions(table)
+    lengths = prompt_lengths(responses)
     methods = {PLAIN: ({"kind": "plain"}, (*cfg["pool"], PLAIN), 1)}
     methods |= {
         f"fixed:{name}": ({"kind": "fixed", "arm": name}, tuple(cfg["pool"]), 1) for name in cfg["pool"]
@@ -327,6 +337,7 @@ def replay_selectors(
             frames["oracles"].append(oracles(pool, model))
             frames["rewards"].append(reward_moments(pool))
         if sizes is not None:
+            table = table[table["domain"].isin(cfg["streams"][HELD_OUT]["domains"])]
             made = pool_size_table(sizes, table, cfg["selectors"], cfg["generalist"], lambda: shown.update(1))
             frames["pool_sizes"] = [made]
     with atomic_dir(out) as folder:

@@ -1,7 +1,7 @@
 """Make the acceptance table: one pass over the target's own answers, all anchors at once, with the training mask.
 
 A caught-up block drafter's proposal depends on the prefix alone, so what it would have had accepted at every anchor
-of a greedy text is known without decoding.
+of the target's text, greedy or sampled, is known without decoding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from draftpool.artefacts import content_hash, read_table, write_table
 from draftpool.config.digest import code_digest
 from draftpool.config.ids import make_key
 from draftpool.decoding.pool import named_folders
-from draftpool.decoding.verification import overlap, target_probabilities
+from draftpool.decoding.verification import overlap, target_choices, target_probabilities
 from draftpool.drafters.block import BlockDrafterModel
 from draftpool.drafters.block_live import load_model
 from draftpool.errors import DraftpoolError
@@ -95,8 +95,12 @@ def score_answer(
     return rows
 
 
-def _score_domain(
-    target: TargetModel, models: dict[str, BlockDrafterModel], table: pd.DataFrame, shown
+def _score_answers(
+    target: TargetModel,
+    models: dict[str, BlockDrafterModel],
+    table: pd.DataFrame,
+    temperature: float,
+    shown,
 ) -> dict[str, pd.DataFrame]:
     rows: dict[str, list[dict]] = {name: [] for name in models}
     tokens = disagreeing = 0
@@ -107,7 +111,8 @@ def _score_domain(
         prompt = [int(token) for token in row.prompt_ids]
         taps, logits = read_answer(target, prompt, answer)
         tokens += len(answer)
-        disagreeing += int((logits.argmax(dim=-1).cpu() != torch.tensor(answer)).sum())
+        choices = target_choices(logits, temperature, int(row.sample), row.prompt_id, 0)
+        disagreeing += int((choices.cpu() != torch.tensor(answer)).sum())
         # Drafters trained on the same answers have the same vocabulary, so its columns are taken once.
         columns: dict[bytes, Tensor] = {}
         for name, model in models.items():
@@ -120,7 +125,7 @@ def _score_domain(
             ]
             shown.update(1)
     print(
-        f"{disagreeing} of {tokens} answer tokens are not the target's argmax when read at once", flush=True
+        f"{disagreeing} of {tokens} answer tokens are not the target's choice when read at once", flush=True
     )
     if disagreeing > MAX_DISAGREEMENT * tokens:
         raise DraftpoolError(
@@ -137,9 +142,10 @@ def score_pool(
     """Write the acceptance table `acceptance.parquet` (columns in `docs/metrics.md`).
 
     Args:
-        cfg: `prompts_per_domain`, `drafters`, `taps`, `backend`, `device`.
+        cfg: `answers` (of every response folder: `name`, `temperature`, `prompts`, which is how many are scored, or
+            None for all), `drafters`, `taps`, `backend`, `device`.
         target: Target folder.
-        responses: Response folders of the held-out prompts, one a domain.
+        responses: Response folders of held-out prompts and prompt sets, in the order of `cfg["answers"]`.
         drafters: Drafter folders in the order of `cfg["drafters"]`.
         state: Scratch folder; a drafter that was scored on a domain is not scored again.
         out: File to write.
@@ -153,14 +159,12 @@ def score_pool(
     model = load_target(target, cfg["taps"], device, torch.float32, cfg["backend"])
     parts, loaded = [], {}
     tables = {
-        folder: read_table(folder / "responses.parquet").head(cfg["prompts_per_domain"])
-        for folder in responses
+        folder: (answers, read_table(folder / "responses.parquet").head(answers["prompts"]))
+        for folder, answers in zip(responses, cfg["answers"], strict=True)
     }
-    with bar(sum(map(len, tables.values())) * len(folders), "score", "answer") as shown:
-        for folder, table in tables.items():
-            key = make_key(
-                [cfg["prompts_per_domain"], cfg["taps"], cfg["backend"], content_hash(target, folder), code]
-            )
+    with bar(sum(len(table) for _, table in tables.values()) * len(folders), "score", "answer") as shown:
+        for folder, (answers, table) in tables.items():
+            key = make_key([answers, cfg["taps"], cfg["backend"], content_hash(target, folder), code])
             cells = {
                 name: state.parent / f"score-{key}" / f"{content_hash(path)}.parquet"
                 for name, path in folders.items()
@@ -171,7 +175,9 @@ def score_pool(
                 if name not in loaded:
                     loaded[name] = load_model(folders[name], model)
             for name, made in (
-                _score_domain(model, {name: loaded[name] for name in missing}, table, shown)
+                _score_answers(
+                    model, {name: loaded[name] for name in missing}, table, answers["temperature"], shown
+                )
                 if missing
                 else {}
             ).items():

@@ -23,6 +23,8 @@ Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+# The arm that drafts nothing.
+PLAIN = "plain"
 PACKAGE = "draftpool.selectors"
 DECORATOR = "register_selector"
 
@@ -318,6 +320,12 @@ def register_selector(kind: str) -> Callable[[SelectorClass], SelectorClass]:
         return cls
 
     return mark
+
+
+def arms_of(selector: Mapping[str, Any], pool: Sequence[str]) -> tuple[str, ...]:
+    """Arms that a configured selector chooses from: the pool, and plain decoding if its kind weighs costs."""
+    cls = load_registered(PACKAGE, DECORATOR, selector["kind"])
+    return (*pool, PLAIN) if cls.plays_plain else tuple(pool)
 
 
 def make_selector(cfg: Mapping[str, Any], arms: Sequence[str]) -> Selector:
