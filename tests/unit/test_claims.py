@@ -103,13 +103,24 @@ def test_recipes_are_compared_on_the_seeds_they_share(tmp_path):
         tmp_path / "drafters.csv", index=False
     )
     taus = [
-        {"drafter": drafter, "prompt_id": prompt, "tau": 1.2 + 0.01 * prompt + shift}
+        {
+            "drafter": drafter,
+            "prompt_id": f"{domain}{prompt}",
+            "domain": domain,
+            "tau": 1.2 + 0.01 * prompt + shift * (2 if domain == "sampled" else 1),
+        }
         for drafter, shift in (("a-s0", 0.1), ("a-s1", 9.0), ("b-s0", 0.0))
+        for domain in ("code", "sampled")
         for prompt in range(12)
     ]
+    (tmp_path / "meta.json").write_text(json.dumps({"domains": ["code"]}))
     pd.DataFrame(taus).to_csv(tmp_path / "tau_prompts.csv", index=False)
     row = judge(claim({"above": 0.05}, kind="recipes"), tmp_path, RESAMPLING)
     assert row["effect"] == pytest.approx(0.1) and row["verdict"] in ("reproduced", "inconclusive")
+    sampled = judge(claim({"above": 0.05}, kind="recipes", on="sampled"), tmp_path, RESAMPLING)
+    assert sampled["effect"] == pytest.approx(0.2) and sampled["n"] == 12
+    absent = judge(claim({"above": 0.05}, kind="recipes", on="typos"), tmp_path, RESAMPLING)
+    assert absent["verdict"] == "not judged here"
     assert (
         judge(claim({"above": 0.05}, kind="recipes", b="c"), tmp_path, RESAMPLING)["verdict"]
         == "not judged here"

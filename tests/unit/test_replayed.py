@@ -29,7 +29,7 @@ def tables(stream: str = "heldout") -> dict[str, pd.DataFrame]:
             "switches": 3.0,
         }
         | {"evaluated": 0.0, "seconds": SECONDS[name][q], "evaluation_seconds": 1.0, "catch_up_seconds": 0.7}
-        | {"prompt_index": q}
+        | {"prompt_index": q, "converged": 4.0 + q, "reached": name != "plain"}
         for name, rounds in ROUNDS.items()
         for q in range(2)
     ]
@@ -63,11 +63,12 @@ def queries_of(made: dict[str, pd.DataFrame], pool: list[str]) -> pd.DataFrame:
 
 
 def test_leaderboard_against_its_definitions():
-    board = (
-        replayed.leaderboard(tables()["arms"], queries_of(tables(), POOL), "a", RESAMPLING)
-        .set_index(["selector", "metric"])
-        .value
-    )
+    rows = replayed.leaderboard(tables()["arms"], queries_of(tables(), POOL), "a", RESAMPLING)
+    # One domain: no scope of its own.
+    assert set(rows.scope) == {"all"}
+    board = rows.set_index(["selector", "metric"]).value
+    assert board["ucb_bd", "converged"] == 4.5 and board["ucb_bd", "converged_share"] == 1.0
+    assert board["plain", "converged_share"] == 0.0 and ("ensemble", "converged") not in board
     assert board["ucb_bd", "mat"] == pytest.approx(50 / 28)
     # i* is a on p0 (10 rounds) and b on p1 (15 rounds).
     assert board["ucb_bd", "regret"] == pytest.approx(np.mean([11 - 10, 17 - 15]))
@@ -80,6 +81,45 @@ def test_leaderboard_against_its_definitions():
     assert board["ensemble", "mat"] == pytest.approx(50 / 18)
     assert board["ensemble", "speedup"] == pytest.approx(50 / 80)
     assert board["plain", "speedup"] == 1.0
+
+
+def test_domains_of_a_mixed_stream_get_rows_of_their_own_and_tests_are_adjusted():
+    made = tables()
+    for kind in ("answers", "arms", "oracles"):
+        made[kind]["domain"] = made[kind]["prompt_id"].map({"p0": "d", "p1": "e"})
+    rows = replayed.leaderboard(made["arms"], queries_of(made, POOL), "a", RESAMPLING)
+    board = rows.set_index(["scope", "selector", "metric"]).value
+    assert board["d", "ucb_bd", "mat"] == pytest.approx(20 / 11)
+    assert board["e", "ucb_bd", "mat"] == pytest.approx(30 / 17)
+    assert board["all", "ucb_bd", "mat"] == pytest.approx(50 / 28)
+    tested = rows[rows.p.notna()]
+    assert (
+        set(tested.metric) == {"regret"} and (tested.p_holm >= tested.p).all() and rows.p_holm.notna().any()
+    )
+
+
+def test_every_selector_against_the_generalist():
+    named = replayed.named_queries(queries_of(tables(), POOL), POOL, "a")
+    rows = replayed.against_generalist(named, RESAMPLING).set_index("selector")
+    assert rows.value["ucb_bd"] == pytest.approx(28 / 30 - 1)
+    assert rows.value["best_fixed_stream"] == pytest.approx(29 / 30 - 1)
+    assert rows.value["best_switching"] == pytest.approx(19 / 30 - 1)
+    assert "plain" not in rows.index and rows.n.eq(2).all()
+
+
+def test_growth_of_regret():
+    """Regret of 1 and 2 rounds at a quarter, 2 and 4 in the end: it doubles."""
+    made = tables()
+    curves = [
+        {"stream": "heldout", "prompt_id": f"p{q}", "domain": "d", "repeat": 0, "selector": name, "n": n}
+        | {"rounds": 10.0 * n + (0.0 if name != "ucb_bd" else (q + 1) * (1.0 if n == 20 else 2.0))}
+        for q in range(2)
+        for name in ROUNDS
+        for n in (1, 20, 80)
+    ]
+    rows = replayed.regret_growth(pd.DataFrame(curves), queries_of(made, POOL), RESAMPLING)
+    assert rows.set_index("selector").value.to_dict() == {"ucb_bd": 2.0}
+    assert rows.iloc[0][["quarter", "whole"]].tolist() == [20, 80]
 
 
 def test_curves_are_relative_to_the_query_s_best_arm():

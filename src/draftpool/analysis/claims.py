@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from draftpool.analysis.bootstrap import Interval, Resampling, mean_interval, ratio_of_ratios_interval
 from draftpool.analysis.tidy import read_tidy
 from draftpool.artefacts import atomic_dir, read_json, write_json, write_provenance
+from draftpool.data.streams import HELD_OUT
 from draftpool.errors import DraftpoolError
 from draftpool.tables.writer import markdown
 
@@ -43,18 +44,25 @@ class Expected(_Strict):
 
 
 class SelectorTest(_Strict):
-    """Selector `a` against selector `b`, query by query: relative difference of total rounds or modelled seconds."""
+    """Selector `a` against selector `b`, query by query: relative difference of a total.
+
+    Of rounds, of modelled seconds, or of the rounds until nine of ten seeds play a best drafter (`converged`); on all
+    queries of a stream or on those of one domain.
+    """
 
     kind: Literal["selectors"]
     a: str
     b: str
-    stream: str = "heldout"
-    measure: Literal["rounds", "seconds"] = "rounds"
+    stream: str = HELD_OUT
+    domain: str | None = None
+    measure: Literal["rounds", "seconds", "converged"] = "rounds"
 
     def effect(self, stats: Path, resampling: Resampling) -> tuple[Interval, str] | None:
         """Total of a over total of b, minus 1; None if one was not replayed."""
         rows = read_tidy(stats, "replay_queries")
         rows = rows[rows["stream"] == self.stream]
+        if self.domain is not None:
+            rows = rows[rows["domain"] == self.domain]
         wide = rows.pivot(index="prompt_id", columns="selector", values=self.measure)
         if self.a not in wide or self.b not in wide:
             return None
@@ -67,11 +75,15 @@ class SelectorTest(_Strict):
 
 
 class RecipeTest(_Strict):
-    """Recipe `a` against recipe `b`: difference of tau, prompt by prompt, on the training seeds that both have."""
+    """Recipe `a` against recipe `b`: difference of tau, prompt by prompt, on the training seeds that both have.
+
+    On all domains that are trained on, or `on` one domain or prompt set.
+    """
 
     kind: Literal["recipes"]
     a: str
     b: str
+    on: str | None = None
 
     def effect(self, stats: Path, resampling: Resampling) -> tuple[Interval, str] | None:
         """Mean difference over prompts; None if a recipe was not trained."""
@@ -83,7 +95,12 @@ class RecipeTest(_Strict):
         seeds = sorted(set(runs[self.a].index) & set(runs[self.b].index))
         if not seeds:
             return None
-        taus = read_tidy(stats, "tau_prompts").pivot(index="prompt_id", columns="drafter", values="tau")
+        taus = read_tidy(stats, "tau_prompts")
+        domains = read_json(stats / "meta.json")["domains"] if self.on is None else [self.on]
+        taus = taus[taus["domain"].isin(domains)]
+        if taus.empty:
+            return None
+        taus = taus.pivot(index="prompt_id", columns="drafter", values="tau")
         means = {name: taus[[own[seed] for seed in seeds]].mean(axis=1) for name, own in runs.items()}
         return mean_interval((means[self.a] - means[self.b]).dropna(), resampling), "difference in tau"
 

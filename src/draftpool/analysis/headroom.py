@@ -67,6 +67,35 @@ def oracle_rounds(table: pd.DataFrame, generalist: str) -> tuple[pd.DataFrame, s
     return prompts.reset_index(), arm
 
 
+def replay_headroom(queries: pd.DataFrame, known: set[str], resampling: Resampling) -> pd.DataFrame:
+    """Headroom on replayed streams that are not known yet: rows as of `headroom`, a session being one query.
+
+    Args:
+        queries: Table replay_queries, the generalist and the stream's best fixed drafter under these names too.
+        known: Streams to leave out.
+        resampling: Of the intervals.
+    """
+    rows = []
+    for stream, own in queries[~queries["stream"].isin(known)].groupby("stream", observed=True):
+        generalist = own[own["selector"] == "generalist"].sort_values("prompt_id")
+        fixed = own[own["selector"] == "best_fixed_stream"].sort_values("prompt_id")
+        tokens, base = generalist["tokens"].to_numpy(), generalist["rounds"].to_numpy()
+        oracles = {
+            "generalist": base,
+            "best_fixed_stream": fixed["rounds"].to_numpy(),
+            "best_fixed_query": generalist["best_fixed"].to_numpy(),
+            "best_switching": generalist["switching_rounds"].to_numpy(),
+        }
+        for oracle, rounds in oracles.items():
+            head = {"stream": stream, "oracle": oracle, "arm": ""}
+            tau = ratio_interval(tokens, rounds, resampling)
+            rows.append({**head, "metric": "tau", **tau.row("tokens/target call")})
+            if oracle != "generalist":
+                gain = ratio_of_ratios_interval(tokens, rounds, tokens, base, resampling, minus=1.0)
+                rows.append({**head, "metric": "headroom", **gain.row("relative gain in tau")})
+    return pd.DataFrame(rows)
+
+
 def headroom(table: pd.DataFrame, generalist: str, stream: str, resampling: Resampling) -> pd.DataFrame:
     """Headroom of a pool on one stream: tau of each oracle, and its relative gain over the generalist.
 

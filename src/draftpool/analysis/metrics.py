@@ -178,6 +178,12 @@ def check_acceptance(table: pd.DataFrame) -> None:
         _fault(table[bad], "committed is not min(accepted + 1, left)", "score the pool again", ANSWER_KEY)
 
 
+def without_unused(table: pd.DataFrame) -> pd.DataFrame:
+    """Part of a table without the category names that it no longer holds."""
+    named = table.select_dtypes("category").columns
+    return table.assign(**{name: table[name].cat.remove_unused_categories() for name in named})
+
+
 def truncate(table: pd.DataFrame, tokens: pd.DataFrame) -> pd.DataFrame:
     """Cut an acceptance table to what a decoder with a shorter limit would have seen.
 

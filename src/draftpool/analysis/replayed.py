@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from draftpool.analysis.bootstrap import Resampling, mean_interval, ratio_interval, wilcoxon_p
+from draftpool.analysis.bootstrap import Resampling, mean_interval, ratio_interval
+from draftpool.analysis.leaderboard import KEYS, against_generalist, leaderboard
 from draftpool.analysis.regret import FIXED
 from draftpool.artefacts import read_table
 from draftpool.data.streams import HELD_OUT
 from draftpool.errors import DraftpoolError
 from draftpool.selectors.base import PLAIN
 
-KEYS = ["stream", "prompt_id", "domain"]
 # The selector whose catch-up time stands for bandits.
 BANDIT = "ucb_bd"
 
@@ -42,7 +42,7 @@ def per_query(answers: pd.DataFrame, oracles: pd.DataFrame, pool: list[str]) -> 
     Raises:
         DraftpoolError: If a fixed drafter of the pool was not replayed.
     """
-    numbers = ["tokens", "rounds", "zeros", "switches", "evaluated", "prompt_index"]
+    numbers = ["tokens", "rounds", "zeros", "switches", "evaluated", "prompt_index", "converged", "reached"]
     numbers += ["seconds", "evaluation_seconds", "catch_up_seconds"]
     rows = answers.groupby([*KEYS, "selector"], observed=True)[numbers].mean().reset_index()
     wide = rows.pivot(index=KEYS, columns="selector", values="rounds")
@@ -65,68 +65,40 @@ def per_query(answers: pd.DataFrame, oracles: pd.DataFrame, pool: list[str]) -> 
     return rows.merge(references, on=KEYS).merge(bounds.reset_index(), on=KEYS)
 
 
-def best_arm_rates(arms: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
-    """Share of a query's rounds on its best fixed arm, per selector and query: columns of KEYS, selector, rate."""
-    rounds = arms.groupby([*KEYS, "selector", "arm"], observed=True)["rounds"].mean().reset_index()
-    total = rounds.groupby([*KEYS, "selector"], observed=True)["rounds"].transform("sum")
-    best = queries[[*KEYS, "selector", "best_arm"]]
-    merged = rounds.assign(rate=rounds["rounds"] / total).merge(best, on=[*KEYS, "selector"])
-    return merged.loc[merged["arm"] == merged["best_arm"], [*KEYS, "selector", "rate"]]
+def _excess(curves: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
+    """Curves with the rounds beyond those of the query's best fixed arm at the same number of tokens, `excess`."""
+    curves = curves.groupby([*KEYS, "selector", "n"], observed=True)["rounds"].mean().reset_index()
+    best = queries.loc[queries["selector"] == PLAIN, [*KEYS, "best_arm"]]
+    best = best.assign(selector=FIXED + best["best_arm"])
+    reference = curves.merge(best, on=[*KEYS, "selector"]).rename(columns={"rounds": "reference"})
+    curves = curves.merge(reference[[*KEYS, "n", "reference"]], on=[*KEYS, "n"])
+    return curves.assign(excess=curves["rounds"] - curves["reference"])
 
 
-def leaderboard(
-    arms: pd.DataFrame, queries: pd.DataFrame, generalist: str, resampling: Resampling
-) -> pd.DataFrame:
-    """One row per stream, selector and metric.
+def regret_growth(curves: pd.DataFrame, queries: pd.DataFrame, resampling: Resampling) -> pd.DataFrame:
+    """Regret at a stream's full length over that at a quarter of it, on the queries that are as long.
 
-    Metrics: ``mat`` (ratio of totals), ``speedup`` (modelled plain seconds / seconds, ratio of totals),
-    ``speedup_free`` (evaluation not charged), ``regret`` and ``regret_switching`` (rounds a query), ``regret_seconds``
-    (seconds a query against the cheapest fixed arm, plain decoding included), ``best_arm_rate``, ``switches`` (a
-    query), ``evaluated`` (share of rounds). ``p``: Wilcoxon of the query's rounds against the generalist's.
-    The selector ``ensemble`` drafts with all drafters and keeps the longest draft.
+    A regret that grows like the tokens has 4, one that grows like their logarithm less than 2 at these lengths.
+
+    Returns:
+        Columns stream, selector, quarter, whole (tokens), and the statistic.
     """
-    rates = best_arm_rates(arms, queries)
-    queries = queries.merge(rates, on=[*KEYS, "selector"], how="left")
-    first = queries[queries["selector"] == PLAIN]
-    ensemble = first.assign(
-        selector="ensemble",
-        rounds=first["greedy_rounds"],
-        seconds=first["ensemble_seconds"],
-        evaluation_seconds=0.0,
-        evaluated=0.0,
-        switches=np.nan,
-        rate=np.nan,
-    )
-    queries = pd.concat([queries, ensemble], ignore_index=True)
-    rows = []
-    for (stream, selector), own in queries.groupby(["stream", "selector"], observed=True):
-        own = own.sort_values("prompt_id")
-        free = own["seconds"] - own["evaluation_seconds"]
-        metrics = {
-            "mat": (ratio_interval(own["tokens"], own["rounds"], resampling), "tokens/target call"),
-            "speedup": (ratio_interval(own["plain_seconds"], own["seconds"], resampling), "x"),
-            "speedup_free": (ratio_interval(own["plain_seconds"], free, resampling), "x"),
-            "regret": (mean_interval(own["rounds"] - own["best_fixed"], resampling), "rounds/query"),
-            "regret_switching": (
-                mean_interval(own["rounds"] - own["switching_rounds"], resampling),
-                "rounds/query",
-            ),
-            "regret_seconds": (
-                mean_interval(own["seconds"] - own["best_fixed_seconds"], resampling),
-                "s/query",
-            ),
-            "evaluated": (ratio_interval(own["evaluated"], own["rounds"], resampling), "share of rounds"),
-        }
-        if own["switches"].notna().all():
-            metrics["switches"] = (mean_interval(own["switches"], resampling), "1/query")
-        if own["rate"].notna().all():
-            metrics["best_arm_rate"] = (mean_interval(own["rate"], resampling), "share of rounds")
-        reference = queries[(queries["stream"] == stream) & (queries["selector"] == FIXED + generalist)]
-        paired = own.set_index("prompt_id")["rounds"] - reference.set_index("prompt_id")["rounds"]
-        for metric, (interval, unit) in metrics.items():
-            row = {"stream": stream, "selector": selector, "metric": metric, **interval.row(unit)}
-            rows.append(row | {"p": wilcoxon_p(paired) if metric == "regret" else np.nan})
-    return pd.DataFrame(rows)
+    curves = _excess(curves, queries)
+    found = []
+    for stream, own in curves.groupby("stream", observed=True):
+        whole = own["n"].max()
+        points = own["n"].unique()
+        quarter = points[np.abs(points - whole / 4).argmin()]
+        wide = own[own["n"].isin([quarter, whole])].pivot(
+            index=["selector", "prompt_id"], columns="n", values="excess"
+        )
+        for selector, both in wide.dropna().groupby("selector", observed=True):
+            if both[quarter].sum() > 0.0:
+                head = {"stream": stream, "selector": selector, "quarter": int(quarter), "whole": int(whole)}
+                found.append(
+                    head | ratio_interval(both[whole], both[quarter], resampling).row("ratio of regrets")
+                )
+    return pd.DataFrame(found)
 
 
 def regret_over_tokens(curves: pd.DataFrame, queries: pd.DataFrame, resampling: Resampling) -> pd.DataFrame:
@@ -136,13 +108,8 @@ def regret_over_tokens(curves: pd.DataFrame, queries: pd.DataFrame, resampling: 
         Columns stream, selector, tokens, value, low, high, n, unit, method; cut where fewer than half of the queries
         are long enough.
     """
-    curves = curves.groupby([*KEYS, "selector", "n"], observed=True)["rounds"].mean().reset_index()
-    best = queries.loc[queries["selector"] == PLAIN, [*KEYS, "best_arm"]]
-    best = best.assign(selector=FIXED + best["best_arm"])
-    reference = curves.merge(best, on=[*KEYS, "selector"]).rename(columns={"rounds": "reference"})
-    curves = curves.merge(reference[[*KEYS, "n", "reference"]], on=[*KEYS, "n"])
-    curves["excess"] = curves["rounds"] - curves["reference"]
-    n_queries = best.groupby("stream").size()
+    curves = _excess(curves, queries)
+    n_queries = queries[queries["selector"] == PLAIN].groupby("stream").size()
     rows = []
     for (stream, selector, n), own in curves.groupby(["stream", "selector", "n"], observed=True):
         if 2 * len(own) >= n_queries[stream]:
@@ -304,12 +271,15 @@ def replay_statistics(
     """All statistics of replay: replay_queries, feedback, leaderboard, replay_curves and prediction."""
     replays = read_replays([Path(folder) for folder in folders])
     queries = per_query(replays["answers"], replays["oracles"], cfg["pool"])
+    named = named_queries(queries, cfg["pool"], cfg["generalist"])
     found = {
-        "replay_queries": named_queries(queries, cfg["pool"], cfg["generalist"]),
+        "replay_queries": named,
+        "streams": against_generalist(named, resampling),
         "feedback": feedback(replays, queries, BANDIT, resampling),
         "leaderboard": leaderboard(replays["arms"], queries, cfg["generalist"], resampling),
         "regret_by_length": regret_by_length(queries, resampling),
         "replay_curves": regret_over_tokens(replays["curves"], queries, resampling),
+        "regret_growth": regret_growth(replays["curves"], queries, resampling),
     }
     if "pool_sizes" in replays:
         found["regret_by_size"] = regret_by_size(replays["pool_sizes"], resampling)

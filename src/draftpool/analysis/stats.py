@@ -11,12 +11,20 @@ from pathlib import Path
 import pandas as pd
 
 from draftpool.analysis import comparisons, live, training_logs
-from draftpool.analysis.bootstrap import Resampling, mean_interval
+from draftpool.analysis.bootstrap import Resampling, mean_interval, ratio_interval
 from draftpool.analysis.controlled import controlled
-from draftpool.analysis.headroom import headroom, switching
-from draftpool.analysis.metrics import check_acceptance, per_prompt, position_rates, truncate, walk
+from draftpool.analysis.headroom import headroom, replay_headroom, switching
+from draftpool.analysis.metrics import (
+    check_acceptance,
+    per_prompt,
+    position_rates,
+    truncate,
+    walk,
+    without_unused,
+)
 from draftpool.analysis.regret import cumulative_regret, query_regret, regret_curves
 from draftpool.analysis.replayed import replay_statistics
+from draftpool.analysis.sessions import join_turns, with_sessions
 from draftpool.analysis.summary import summarise
 from draftpool.analysis.surrogate import rank_correlations
 from draftpool.artefacts import atomic_dir, read_table, write_json, write_provenance
@@ -73,8 +81,11 @@ def compute_stats(
     """
     resampling = Resampling(**cfg["bootstrap"])
     drafters = comparisons.drafter_table(cfg["drafters"])
-    table = _read_acceptance(acceptance, drafters)
-    steps, sequences = live.read_decodes([Path(folder) for folder in decodes])
+    everything = _read_acceptance(acceptance, drafters)
+    # Prompt sets and domains outside the pool's are streams of their own: no mean over domains holds them.
+    table = everything[everything["domain"].isin(cfg["domains"])]
+    turns, by_turn = live.read_decodes([Path(folder) for folder in decodes])
+    steps, sequences = join_turns(turns, by_turn) if len(by_turn) else (turns, by_turn)
     exact = live.exact_dtype(sequences) if len(sequences) else ""
     timed = live.timed_dtype(sequences) if len(sequences) else ""
     censored = (
@@ -84,10 +95,15 @@ def compute_stats(
     tables |= _scored(cfg, table, drafters, _read_responses(responses), resampling)
     tables |= _trained(cfg, training, drafters, resampling)
     if len(sequences):
-        tables |= _decoded(cfg, steps, sequences, table, exact, timed, resampling)
-    tables["headroom"] = _headroom(cfg, table, sequences, resampling)
+        tables |= _decoded(cfg, steps, sequences, by_turn, everything, exact, timed, resampling)
+    tables["headroom"] = _headroom(cfg, everything, by_turn, resampling)
+    tables["tau_sets"], sets = _outside(cfg, everything, drafters, resampling)
+    tables["tau_prompts"] = pd.concat([tables["tau_prompts"], sets])
     if replays:
         tables |= replay_statistics(cfg, replays, sequences, timed, resampling)
+        named = set(tables["headroom"]["stream"])
+        more = replay_headroom(tables["replay_queries"], named, resampling)
+        tables["headroom"] = pd.concat([tables["headroom"], more], ignore_index=True)
     if profiles:
         tables["profile"] = pd.concat([pd.read_csv(folder / "parts.csv") for folder in profiles])
     tables["times"] = live.benchmark_times([Path(file) for file in benchmarks])
@@ -130,6 +146,9 @@ def _scored(
     cfg: dict, table: pd.DataFrame, drafters: pd.DataFrame, responses: pd.DataFrame, resampling: Resampling
 ) -> Tables:
     domains = cfg["domains"]
+    if len(responses):
+        responses = responses[responses["domain"].isin(domains)]
+    table = without_unused(table)
     runs = per_prompt(walk(table)).astype({"drafter": str, "prompt_id": str, "domain": str})
     recipes = comparisons.by_recipe(runs, drafters)
     taus = pd.concat(
@@ -154,6 +173,22 @@ def _scored(
             responses, runs, cfg["generalist"], domains, resampling
         )
     return found
+
+
+def _outside(
+    cfg: dict, table: pd.DataFrame, drafters: pd.DataFrame, resampling: Resampling
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """tau of every drafter on every prompt set and domain outside the pool's, and the same by prompt."""
+    table = without_unused(table[~table["domain"].isin(cfg["domains"])])
+    if table.empty:
+        return pd.DataFrame(), pd.DataFrame()
+    runs = per_prompt(walk(table)).astype({"drafter": str, "prompt_id": str, "domain": str})
+    rows = [
+        {"drafter": drafter, "set": name}
+        | ratio_interval(own["tokens"], own["rounds"], resampling).row("tokens/target call")
+        for (drafter, name), own in runs.groupby(["drafter", "domain"])
+    ]
+    return pd.DataFrame(rows), runs.assign(tau=runs["tokens"] / runs["rounds"])
 
 
 def _trained(
@@ -185,6 +220,7 @@ def _decoded(
     cfg: dict,
     steps: pd.DataFrame,
     sequences: pd.DataFrame,
+    by_turn: pd.DataFrame,
     table: pd.DataFrame,
     exact: str,
     timed: str,
@@ -195,17 +231,17 @@ def _decoded(
         "time_split": live.time_split(steps, sequences, resampling),
         "arm_shares": live.arm_shares(steps, resampling),
         "position_rates": position_rates(steps),
-        "mismatches": live.mismatches(sequences),
+        "mismatches": live.mismatches(by_turn),
     }
-    # The acceptance table holds the greedy text; a sampled one has other anchors.
+    # The acceptance table holds greedy texts of the domains; a sampled one has other anchors.
     if cfg.get("temperature", 0.0) > 0.0:
-        table = table.iloc[:0]
-    else:
-        found["agreement"] = live.agreement(sequences, table)
+        table = table[~table["domain"].isin(cfg["domains"])]
+    found["agreement"] = live.agreement(by_turn, table)
     # A half-precision text depends on the drafter, so its rounds are not comparable between arms.
     if exact == "float32" and cfg["pool"]:
         counted, seconds = sequences[sequences["dtype"] == exact], sequences[sequences["dtype"] == timed]
-        switched = _switched(counted, table[table["drafter"].isin(cfg["pool"])])
+        turns = by_turn[by_turn["dtype"] == exact]
+        switched = _switched(turns, table[table["drafter"].isin(cfg["pool"])])
         queries = query_regret(counted, cfg["pool"], switched)
         wall = query_regret(seconds, cfg["pool"], switched.iloc[:0], column="wall_time")
         drawn = queries[~queries["selector"].isin(["plain", *_pool_arms(cfg)])]
@@ -230,7 +266,11 @@ def _switched(sequences: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
         lengths = group.drop_duplicates(["prompt_id", "repeat"])[["prompt_id", "repeat", "n_tokens"]]
         cut = truncate(table, lengths)
         if len(cut):
-            means = switching(cut).groupby("prompt_id", observed=True)["rounds"].mean().reset_index()
+            # A session's best sequence is that of its turns, one after the other.
+            rounds = (
+                with_sessions(switching(cut)).groupby(["session", "repeat"], observed=True)["rounds"].sum()
+            )
+            means = rounds.groupby("session", observed=True).mean().rename_axis("prompt_id").reset_index()
             frames.append(means.assign(stream=stream))
     return pd.concat(frames) if frames else pd.DataFrame(columns=["stream", "prompt_id", "rounds"])
 
@@ -267,14 +307,14 @@ def _headroom(
         return pd.DataFrame()
     pool = table[table["drafter"].isin({*cfg["pool"], cfg["generalist"]})].copy()
     pool["drafter"] = pool["drafter"].cat.remove_unused_categories()
-    streams = {HELD_OUT: set(pool["prompt_id"])}
+    streams = {HELD_OUT: set(pool.loc[pool["domain"].isin(cfg["domains"]), "prompt_id"])}
     if len(sequences):
         streams |= {
             stream: set(group["prompt_id"]) for stream, group in sequences.groupby("stream", observed=True)
         }
     frames = []
     for stream, prompts in streams.items():
-        own = pool[pool["prompt_id"].isin(prompts)]
+        own = without_unused(pool[pool["prompt_id"].isin(prompts)])
         if len(own):
             frames.append(headroom(own, cfg["generalist"], stream, resampling))
     return pd.concat(frames, ignore_index=True)

@@ -13,6 +13,7 @@ FIGURES = {
     "time_split": "live",
     "round_profile": "profile",
     "leaderboard": "replay",
+    "streams": "replay",
     "prediction": "replay",
     "pool_sizes": "pool_sizes",
     "ablations": "sweeps",

@@ -16,6 +16,7 @@ MARKERS = {"fixed drafter": "o", "learner": "s", "oracle": "D"}
 def draw(stats: Path, out: Path) -> None:
     """Draw regret (left) and modelled speed-up (right); reads leaderboard and meta."""
     meta, rows = read_meta(stats), read_tidy(stats, "leaderboard")
+    rows = rows[rows["scope"] == "all"]
     stream = main_stream(rows)
     rows = rows[(rows["stream"] == stream) & (rows["selector"] != "plain")]
     regret = rows[rows["metric"] == "regret"].sort_values("value", ascending=False).set_index("selector")

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from draftpool.analysis.metrics import rounds_to_go
+from draftpool.analysis.sessions import with_sessions
 from draftpool.artefacts import atomic_dir, read_table, write_provenance, write_table
-from draftpool.data.streams import HELD_OUT, ordered, session_of
+from draftpool.data.streams import HELD_OUT, ordered
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
-from draftpool.replay.answers import lay_out
+from draftpool.replay.answers import Answers, lay_out
 from draftpool.replay.costs import CostModel, load_costs
 from draftpool.replay.engine import EpisodeDraws, Replayed, replay
 from draftpool.replay.oracles import best_switching_cost, best_switching_rounds, greedy_rounds
@@ -23,6 +25,8 @@ from draftpool.selectors.base import PLAIN, Context, Ints, arms_of, make_selecto
 COLUMNS = ["prompt_id", "domain", "repeat", "drafter", "position", "left", "k", "accepted", "gamma"]
 # Episodes played side by side: few enough for the processor's cache, many enough to hide Python.
 CHUNK = 2000
+# Share of the seeds that must play a best arm (HedgeSpec's 90 % of the weight).
+CONVERGED = 0.9
 # Numbers of tokens at which the curves of rounds are kept.
 POINTS = 16
 
@@ -108,6 +112,14 @@ class Stream:
         return Context(costs.rounds, {kind: own[kind].to_numpy(dtype=np.int64)[which] for kind in own})
 
 
+def best_fixed_arms(answers: Answers) -> np.ndarray:
+    """Arms that need the fewest rounds alone, bool[A, N]; plain decoding is none of them."""
+    committed = answers.committed_by_left()
+    rows = np.arange(len(answers.tokens)), answers.tokens
+    rounds = np.stack([rounds_to_go(committed[:, arm])[rows] for arm in range(len(answers.arms))], axis=1)
+    return rounds == rounds[:, answers.k > 0].min(axis=1, keepdims=True)
+
+
 class Tally:
     """Sums of one selector's episodes per answer, over seeds."""
 
@@ -133,6 +145,8 @@ class Tally:
         }
         self.squares = np.zeros(n)
         self.arms = np.zeros((n, len(answers.arms)))
+        self.best = best_fixed_arms(answers)
+        self.played = np.zeros((2, n, longest))
         self.curve = np.zeros((n, len(self.grid)))
         self.reached = np.zeros((n, len(self.grid)))
 
@@ -159,6 +173,9 @@ class Tally:
         self.squares += np.bincount(which, weights=rounds.astype(float) ** 2, minlength=len(self.squares))
         rows, cells = np.broadcast_to(which, there.shape)[there], played.arms[there]
         np.add.at(self.arms, (rows, cells), 1.0)
+        place = rows * self.played.shape[2] + np.nonzero(there)[0]
+        for kept, weights in zip(self.played, (None, self.best[rows, cells]), strict=True):
+            kept += np.bincount(place, weights=weights, minlength=kept.size).reshape(kept.shape)
         done = np.where(there, played.committed, 0).cumsum(axis=0)
         for column, n in enumerate(self.grid):
             used = (done < n).sum(axis=0) + 1
@@ -167,6 +184,18 @@ class Tally:
                 which, weights=np.where(reached, used, 0), minlength=len(self.squares)
             )
             self.reached[:, column] += np.bincount(which, weights=reached, minlength=len(self.squares))
+
+    def convergence(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rounds until nine of ten seeds play a best fixed arm of the answer, and whether they ever do.
+
+        Where they do not, the rounds are those of the answer: censored at its end.
+        """
+        episodes, best = self.played
+        with np.errstate(invalid="ignore"):
+            there = best / episodes >= CONVERGED
+        reached = there.any(axis=1)
+        rounds = self.sums["rounds"] / np.maximum(self.sums["episodes"], 1.0)
+        return np.where(reached, there.argmax(axis=1) + 1.0, rounds), reached
 
     def frames(self) -> dict[str, pd.DataFrame]:
         """Tables `answers`, `arms` and `curves` of this selector on this stream, seeds averaged."""
@@ -177,7 +206,14 @@ class Tally:
         )
         means = {name: total / n for name, total in self.sums.items() if name != "episodes"}
         variance = np.maximum(self.squares / n - means["rounds"] ** 2, 0.0)
-        table = head.assign(**means, rounds_sd=np.sqrt(variance), seeds=self.sums["episodes"].astype(int))
+        converged, reached = self.convergence()
+        table = head.assign(
+            **means,
+            rounds_sd=np.sqrt(variance),
+            converged=converged,
+            reached=reached,
+            seeds=self.sums["episodes"].astype(int),
+        )
         arms = pd.DataFrame(self.arms / n[:, None], columns=list(answers.arms))
         arms = head[["stream", "selector", "prompt_id", "domain", "repeat"]].join(arms)
         arms = arms.melt(
@@ -261,21 +297,12 @@ def oracles(stream: Stream, costs: CostModel) -> pd.DataFrame:
     )
 
 
-def with_sessions(table: pd.DataFrame) -> pd.DataFrame:
-    """Acceptance rows with the session that each prompt belongs to (itself, outside sessions)."""
-    sessions = {prompt: session_of(prompt)[0] for prompt in table["prompt_id"].unique()}
-    return table.assign(session=table["prompt_id"].map(sessions))
-
-
 def prompt_lengths(responses: list[Path]) -> pd.DataFrame:
     """Prompt tokens by prompt or session, a column per turn."""
     answers = pd.concat([read_table(folder / "responses.parquet") for folder in responses])
-    answers = answers.drop_duplicates("prompt_id")
-    named = [session_of(prompt) for prompt in answers["prompt_id"]]
-    rows = pd.DataFrame(named, columns=["session", "turn"])
-    return rows.assign(tokens=answers["prompt_ids"].map(len).to_numpy()).pivot(
-        index="session", columns="turn", values="tokens"
-    )
+    rows = with_sessions(answers.drop_duplicates("prompt_id"))
+    rows = rows.assign(tokens=rows["prompt_ids"].map(len))
+    return rows.pivot(index="session", columns="turn", values="tokens")
 
 
 def replay_selectors(

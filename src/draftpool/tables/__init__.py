@@ -8,4 +8,5 @@ TABLES = {
     "headroom_table": "pool",
     "metasd_table": "live",
     "leaderboard_table": "replay",
+    "streams_table": "replay",
 }

@@ -25,6 +25,7 @@ COLUMNS = {
 def write(stats: Path, out: Path) -> None:
     """Write one row per stream and selector, lowest regret first; reads leaderboard, prediction and meta."""
     meta, rows = read_meta(stats), read_tidy(stats, "leaderboard")
+    rows = rows[rows["scope"] == "all"]
     live = {}
     if (stats / "selectors.csv").exists():
         speeds = read_tidy(stats, "selectors")
