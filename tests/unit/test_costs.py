@@ -9,9 +9,9 @@ import pytest
 from tiny import TAPS, named
 
 from draftpool.decoding import costs
+from draftpool.decoding.cost_model import load_costs
 from draftpool.decoding.costs import profile_costs
 from draftpool.errors import DraftpoolError
-from draftpool.replay.costs import load_costs
 
 
 def cfg_of(world, **changes) -> dict:

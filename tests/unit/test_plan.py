@@ -71,6 +71,9 @@ def test_every_id_of_a_study_is_a_name_without_slash():
 
 REPLAYED = {"profile_costs", "replay_selectors"}
 DRAFTERS_AND_BELOW = REPLAYED | {"train_drafter", "check_lossless", "score_pool", "decode_live"}
+PROMPTS = {"prepare_prompts", "prepare_set"}
+# What a prompt set or a domain without training prompts reaches.
+OUTSIDE = {"generate_responses", "score_pool", "replay_selectors"}
 ANSWERS_AND_BELOW = DRAFTERS_AND_BELOW | {"generate_responses"}
 
 
@@ -80,8 +83,12 @@ ANSWERS_AND_BELOW = DRAFTERS_AND_BELOW | {"generate_responses"}
         ({"target": {"path": "models/other"}}, ANSWERS_AND_BELOW | {"fetch_target"}),
         ({"target": {"taps": [0, 1]}}, ANSWERS_AND_BELOW),
         ({"target": {"backend": "transformers"}}, ANSWERS_AND_BELOW),
-        ({"domains": {"maths": {"max_prompt_chars": 10}}}, ANSWERS_AND_BELOW | {"prepare_prompts"}),
-        ({"archives": {"pack": {"sha256": "1" * 64}}}, ANSWERS_AND_BELOW | {"prepare_prompts"}),
+        ({"domains": {"maths": {"max_prompt_chars": 10}}}, ANSWERS_AND_BELOW | PROMPTS),
+        ({"domains": {"stories": {"eval": 3}}}, OUTSIDE | PROMPTS),
+        ({"archives": {"pack": {"sha256": "1" * 64}}}, ANSWERS_AND_BELOW | PROMPTS),
+        ({"prompt_sets": {"slips": {"rate": 0.4}}}, OUTSIDE | {"prepare_set"}),
+        ({"prompt_sets": {"drawn": {"repeats": 3}}}, OUTSIDE),
+        ({"replay": {"streams": {"abroad": {"seed": 3}}}}, {"replay_selectors"}),
         ({"responses": {"max_new_tokens": 9}}, ANSWERS_AND_BELOW),
         ({"drafters": {"general": {"objective": {"alpha": 0.1}}}}, DRAFTERS_AND_BELOW),
         ({"lossless": {"max_new_tokens": 9}}, {"check_lossless"}),
@@ -105,6 +112,50 @@ def test_a_recipe_can_be_renamed_without_training_again():
     renamed["drafters"]["baseline_of_old"] = renamed["drafters"].pop("baseline")
     renamed["compare"] = [{"a": "general", "b": "baseline_of_old"}]
     assert set(Plan(resolve(renamed)).by_stage()["train_drafter"]) == ids(plan_of())["train_drafter"]
+
+
+def test_a_prompt_set_is_told_what_it_is_made_of():
+    plan = plan_of({"prompt_sets": {"said": {"kind": "reworded", "how": "llm"}}})
+    assert plan.trained_domains == ["maths"] and list(plan.responses) == [
+        ("maths", "train"), ("maths", "eval"), ("stories", "eval"),
+        ("drawn", "eval"), ("said", "eval"), ("slips", "eval"), ("talks", "eval"),
+    ]  # fmt: skip
+    assert plan.prompt_sets["said"].inputs["model"] == plan.target.id
+    assert plan.prompt_sets["slips"].inputs["model"] is None
+    assert plan.responses["drawn", "eval"].cfg["temperature"] == 1.0
+    # Answers inside a conversation are as long as live ones.
+    assert plan.responses["talks", "eval"].cfg["max_new_tokens"] == plan.study.decode.max_new_tokens
+    temperatures = {answers["name"]: answers["temperature"] for answers in plan.score.cfg["answers"]}
+    assert temperatures["drawn"] == 1.0 and set(temperatures.values()) == {0.0, 1.0}
+    # Neither the lossless gate nor means over domains meet what no drafter was trained on.
+    assert plan.lossless.inputs["prompts"] == [plan.prompts["maths"].id]
+    assert plan.stats_cfg["domains"] == ["maths"]
+    streams = plan.by_stage()["replay_selectors"].popitem()[1].cfg["streams"]
+    assert streams["heldout"]["domains"] == ["maths"] and streams["talks"]["domains"] == ["talks"]
+    assert (
+        streams["mixed"]["limit"] == plan.study.decode.max_new_tokens and streams["abroad"]["limit"] is None
+    )
+
+
+def test_another_model_that_rewords_is_fetched():
+    model = {"name": "other", "source": "path", "path": "models/other"}
+    plan = plan_of({"prompt_sets": {"said": {"kind": "reworded", "how": "llm", "model": model}}})
+    assert plan.prompt_sets["said"].inputs["model"] in plan.by_stage()["fetch_target"]
+    assert plan.prompt_sets["said"].inputs["model"] != plan.target.id
+
+
+def test_live_streams_of_sets_are_decoded_as_the_sets_were_answered():
+    plan = plan_of(
+        {"decode": {"streams": {"drawn": {"domains": ["drawn"]}, "talks": {"domains": ["talks"]}}},
+         "replay": {"streams": {"talks": None}}, "selectors": {"dear": {"kind": "cost_ucb"}}}
+    )  # fmt: skip
+    drawn, talks, mixed = (plan.decodes[name, "float32"] for name in ("drawn", "talks", "mixed"))
+    assert (drawn.cfg["temperature"], drawn.cfg["repeats"]) == (1.0, 2)
+    assert (mixed.cfg["temperature"], talks.cfg["max_prompt_tokens"]) == (0.0, 1024)
+    # A selector that weighs costs waits for them.
+    assert mixed.inputs["costs"] == list(plan.by_stage()["profile_costs"]) and mixed.inputs["routes"] == []
+    sampled = plan_of({"decode": {"temperature": 1.0}}).by_stage()["replay_selectors"].popitem()[1]
+    assert "mixed" not in sampled.cfg["streams"]
 
 
 def test_equal_recipes_share_one_drafter():
@@ -225,11 +276,16 @@ def test_d42_an_edited_local_prompt_file_makes_new_prompts(tmp_path):
             "replay.selectors.ucb.*decoded live and replayed",
         ),
         ({"replay": {"few": ["nobody"]}}, "replay.few.*unknown selector `nobody`"),
+        ({"prompt_sets": {"maths": {"kind": "sampled"}}}, "prompt_sets.maths.*domain already"),
+        ({"replay": {"streams": {"mixed": {}}}}, "replay.streams.mixed.*there already"),
+        ({"replay": {"streams": {"heldout": {}}}}, "replay.streams.heldout.*there already"),
+        ({"decode": {"streams": {"s": {"domains": ["drawn", "maths"]}}}}, "streams.s.*sampled.*mixed"),
+        ({"decode": {"streams": {"s": {"domains": ["talks", "maths"]}}}}, "streams.s.*sessions are mixed"),
     ],
 )
 def test_selectors_that_cannot_be_are_refused_before_any_job(changes, message):
-    plan = plan_of(changes)
     with pytest.raises(DraftpoolError) as caught:
+        plan = plan_of(changes)
         check_kinds(plan)
         plan.by_stage()
     assert re.search(message, str(caught.value).replace("\n", " "))

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from draftpool.artefacts import read_table, write_json, write_table
+from draftpool.decoding.cost_model import load_costs
 from draftpool.decoding.costs import selection_seconds
 from draftpool.errors import DraftpoolError
 from draftpool.replay.answers import lay_out
-from draftpool.replay.costs import load_costs
 from draftpool.replay.engine import EpisodeDraws, replay
 from draftpool.replay.run import replay_selectors, stream_prompts, with_sessions
 from draftpool.selectors.base import arms_of, make_selector

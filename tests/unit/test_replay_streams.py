@@ -15,10 +15,10 @@ from draftpool.artefacts import read_jsonl, read_table, write_json
 from draftpool.data.prompt_sets import prepare_set
 from draftpool.data.responses import generate_responses
 from draftpool.data.streams import session_of
+from draftpool.decoding.cost_model import load_costs
 from draftpool.decoding.live import decode_live
-from draftpool.replay.costs import load_costs
 from draftpool.replay.engine import EpisodeDraws, replay
-from draftpool.replay.router import load_routes
+from draftpool.replay.routes import load_routes
 from draftpool.replay.run import Stream, prompt_lengths, stream_prompts, with_sessions
 from draftpool.replay.score import score_pool
 from draftpool.selectors.base import arms_of, make_selector
@@ -156,9 +156,8 @@ def test_replay_equals_live_decoding_on_every_kind_of_stream(made, name):
             assert list(rounds) == live[head.prompt_id, head["repeat"]]
 
 
+@pytest.mark.parametrize("made", ["talks"], indirect=True)
 def test_turns_of_a_session_hold_the_target_s_own_answers(made, llama_world):
-    if made.name != "talks":
-        pytest.skip("no session")
     answers = read_table(made.answers / "responses.parquet").set_index("prompt_id")
     rows, tokenizer = read_jsonl(made.prompts / "eval.jsonl"), load_tokenizer(llama_world.target)
     assert sorted(answers.index) == sorted(f"{row['id']}.{turn}" for row in rows for turn in (0, 1))
@@ -180,9 +179,8 @@ def test_turns_of_a_session_hold_the_target_s_own_answers(made, llama_world):
     assert made.sequences.groupby("prompt_id").sha256.nunique().eq(1).all()
 
 
+@pytest.mark.parametrize("made", ["talks"], indirect=True)
 def test_a_learner_goes_on_through_a_session(made):
-    if made.name != "talks":
-        pytest.skip("no session")
     own = made.steps[(made.steps.selector == "soft") & (made.steps.selector_seed == 0)]
     first = own[own["round"] == 0].set_index("prompt_id").propensity
     begins = first[[prompt for prompt in first.index if prompt.endswith(".0")]]

@@ -12,7 +12,8 @@ from tiny import TAPS
 
 from draftpool.artefacts import read_table
 from draftpool.errors import DraftpoolError
-from draftpool.replay.router import classifier, load_routes, mean_hidden, prompt_texts, train_router
+from draftpool.replay.router import classifier, mean_hidden, prompt_texts, train_router
+from draftpool.replay.routes import load_routes
 
 
 def test_routes_of_every_held_out_prompt(llama_world, tmp_path):

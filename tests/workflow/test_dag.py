@@ -21,7 +21,9 @@ STUDIES = sorted(
 SCORED = {"heatmap_tau", "objectives", "surrogate", "training_dynamics"}
 LIVE = {"arm_choice", "regret_curves", "selectors", "time_split"}
 PROFILED = {"round_profile"}
-REPLAYED = {"leaderboard", "prediction"}
+REPLAYED = {"leaderboard", "prediction", "streams"}
+# Prompt sets of the tiny study.
+SETS = ("drawn", "slips", "talks")
 SCORED_TABLES = {"dpace_table", "drafters_table", "objectives_table"}
 
 
@@ -52,7 +54,8 @@ def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
         "all": 1,
         "fetch_target": 1,
         "prepare_prompts": len(DOMAINS),
-        "generate_responses": 2 * len(DOMAINS),
+        "prepare_set": 3,
+        "generate_responses": 2 * len(DOMAINS) + 3,
         "train_drafter": 3 + len(overlay["drafters"]["specialist"]["domains"]),
         "check_lossless": 1,
         "score_pool": 1,
@@ -66,7 +69,8 @@ def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
         **{f"draw_{name}": 1 for name in SCORED | LIVE | PROFILED | REPLAYED | {"pool_sizes"}},
         **{
             f"write_{name}": 1
-            for name in SCORED_TABLES | {"headroom_table", "metasd_table", "leaderboard_table"}
+            for name in SCORED_TABLES
+            | {"headroom_table", "metasd_table", "leaderboard_table", "streams_table"}
         },
     }
     assert not any(tmp_path.glob("results/*")), "a dry run wrote into results/"
@@ -94,7 +98,9 @@ def test_targets_ask_for_their_part_only(new_checkout):
     figures = new_checkout.jobs("figures")
     drawn = [f"Drawing figure {name}" for name in SCORED | LIVE | REPLAYED | {"ablations"}]
     below = [
-        "Generating the target's answers: maths-eval",
+        *(f"Generating the target's answers: {name}-eval" for name in ("maths", "stories", *SETS)),
+        "Preparing prompts: stories",
+        *(f"Preparing a prompt set: {name}" for name in SETS),
         "Checking losslessness: lossless",
         "Scoring all drafters: acceptance",
         "Decoding live: mixed-float32",

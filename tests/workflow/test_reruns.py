@@ -12,8 +12,17 @@ import pytest
 
 NOTHING = Counter()
 FETCH = ["Fetching the target model: tinyllama"]
-PROMPTS = ["Preparing prompts: maths"]
-ANSWERS = ["Generating the target's answers: maths-train", "Generating the target's answers: maths-eval"]
+# The prompt sets are made of held-out prompts of maths, one of them of stories as well.
+PROMPTS = [
+    "Preparing prompts: maths",
+    *(f"Preparing a prompt set: {name}" for name in ("drawn", "slips", "talks")),
+]
+OUTSIDE = [f"Generating the target's answers: {name}-eval" for name in ("stories", "drawn", "slips", "talks")]
+ANSWERS = [
+    "Generating the target's answers: maths-train",
+    "Generating the target's answers: maths-eval",
+    *(answers for answers in OUTSIDE if "stories" not in answers),
+]
 BASELINE = ["Training drafter dflash-mixed-s0"]
 # general-s0, the sweep's depth_l2-s0, general-s1, and the specialist that starts from general-s0.
 GENERAL = ["Training drafter dpace-mixed-s0"] * 2 + ["Training drafter dpace-mixed-s1"]
@@ -34,6 +43,7 @@ FIGURES = [
         "prediction",
         "regret_curves",
         "selectors",
+        "streams",
         "surrogate",
         "time_split",
         "training_dynamics",
@@ -41,7 +51,7 @@ FIGURES = [
 ]
 TABLES = [
     f"Writing table {name}_table"
-    for name in ("dpace", "drafters", "headroom", "leaderboard", "metasd", "objectives")
+    for name in ("dpace", "drafters", "headroom", "leaderboard", "metasd", "objectives", "streams")
 ]
 STATS = ["Computing statistics", "Copying summary.json", "Judging published claims", *FIGURES, *TABLES]
 BELOW_DRAFTERS = [*LOSSLESS, *SCORE, *DECODE, *REPLAY, *STATS]
@@ -118,12 +128,26 @@ def test_d42_nothing_reruns_after_edited_comments_docstrings_and_key_order(finis
             {"bootstrap": {"n_resamples": 300, "seed": 200}}, STATS, id="option of the statistics alone"
         ),
         pytest.param(
-            {"decode": {"max_new_tokens": 32}}, [*DECODE, *REPLAY, *STATS], id="length of live decoding"
+            {"decode": {"max_new_tokens": 32}},
+            # Answers inside sessions are as long as live ones.
+            ["Generating the target's answers: talks-eval", *SCORE, *DECODE, *REPLAY, *STATS],
+            id="length of live decoding",
         ),
         pytest.param(
             {"domains": {"maths": {"eval": 5}}},
             [*PROMPTS, *ANSWERS, *BASELINE, *GENERAL, *SPECIAL, *BELOW_POOL],
             id="prompts",
+        ),
+        pytest.param(
+            {"prompt_sets": {"slips": {"rate": 0.5}}},
+            [
+                "Preparing a prompt set: slips",
+                "Generating the target's answers: slips-eval",
+                *SCORE,
+                *REPLAY,
+                *STATS,
+            ],
+            id="a prompt set",
         ),
         pytest.param({"threads": 2}, [], id="option that changes no result"),
     ],
@@ -145,7 +169,7 @@ def test_d44_an_overlay_sets_keys_that_the_base_lacks(finished_checkout):
     assert finished_checkout.jobs(*score) == Counter([*SCORE, *REPLAY, *STATS])
     taps = finished_checkout.overlay({"target": {"taps": [0, 1]}})
     trained = [*BASELINE, *GENERAL, *SPECIAL]
-    assert finished_checkout.jobs(*taps) == Counter([*ANSWERS, *trained, *BELOW_POOL])
+    assert finished_checkout.jobs(*taps) == Counter([*ANSWERS, OUTSIDE[0], *trained, *BELOW_POOL])
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,8 @@ class Decoder:
         played = dict.fromkeys(order, 0)
         found = {method.key: {"sequences": [], "steps": []} for method in methods}
         session = None if item.turns is None else item.prompt_id
-        for turn in range(len(item.turns or [item])):
+        turns = len(item.turns or [item])
+        for turn in range(turns):
             name = item.prompt_id if session is None else turn_id(session, turn)
             self._draw_noise(name, repeat)
             starts: dict[tuple[int, ...], Prefilled] = {}
@@ -156,12 +157,12 @@ class Decoder:
                 )
                 answers[place].append(results[place].tokens)
                 played[place] += len(results[place].rounds)
+                shown.update(int(turn == turns - 1))
             plain = next(results[place] for place in order if methods[place].name == PLAIN)
             for place in order:
                 rows = self._rows(methods[place], item, name, repeat, results[place], plain)
                 found[methods[place].key]["sequences"].append(rows[0])
                 found[methods[place].key]["steps"] += rows[1]
-        shown.update(len(methods))
         return found
 
     def _selector(self, method: Method) -> tuple[Selector, bool]:

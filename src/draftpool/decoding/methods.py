@@ -10,10 +10,10 @@ import numpy as np
 
 from draftpool.config.digest import code_digest
 from draftpool.config.ids import make_key
+from draftpool.decoding.cost_model import load_costs
 from draftpool.errors import DraftpoolError
 from draftpool.registry import find_registered
-from draftpool.replay.costs import load_costs
-from draftpool.replay.router import load_routes
+from draftpool.replay.routes import load_routes
 from draftpool.selectors.base import (
     DECORATOR,
     PACKAGE,

@@ -12,14 +12,15 @@ from draftpool.analysis.metrics import rounds_to_go
 from draftpool.analysis.sessions import with_sessions
 from draftpool.artefacts import atomic_dir, read_table, write_provenance, write_table
 from draftpool.data.streams import HELD_OUT, ordered
+from draftpool.decoding.cost_model import CostModel, load_costs
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
 from draftpool.replay.answers import Answers, lay_out
-from draftpool.replay.costs import CostModel, load_costs
+from draftpool.replay.costs import price
 from draftpool.replay.engine import EpisodeDraws, Replayed, replay
 from draftpool.replay.oracles import best_switching_cost, best_switching_rounds, greedy_rounds
 from draftpool.replay.pool_sizes import pool_size_table
-from draftpool.replay.router import load_routes
+from draftpool.replay.routes import load_routes
 from draftpool.selectors.base import PLAIN, Context, Ints, arms_of, make_selector
 
 COLUMNS = ["prompt_id", "domain", "repeat", "drafter", "position", "left", "k", "accepted", "gamma"]
@@ -156,7 +157,7 @@ class Tally:
         there = played.arms >= 0
         rounds = there.sum(axis=0)
         switched = (played.arms[1:] != played.arms[:-1]) & there[1:]
-        seconds = self.costs.seconds(played, answers, which, self.stream.prompt_tokens, self.needs)
+        seconds = price(self.costs, played, answers, which, self.stream.prompt_tokens, self.needs)
         values = {
             "episodes": np.ones(len(which)),
             "rounds": rounds,

@@ -1,0 +1,69 @@
+"""Seconds of the parts of a round, as the frozen `profile_costs` artefact holds them for the arms of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftpool.artefacts import read_json
+from draftpool.errors import DraftpoolError
+from draftpool.selectors.base import PLAIN, Floats, Ints
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of the parts of a round for the arms of a pool (see :func:`draftpool.decoding.costs.profile_costs`).
+
+    Attributes:
+        arms: Names, `plain` for plain decoding.
+        verify: float[N], the target reads the arm's block.
+        draft: float[N], 0 for plain decoding.
+        catch_up: float[N, 2], seconds of a catch-up and of each token in it.
+        evaluate: All drafters at one anchor.
+        evaluate_catch_up: float[2], the same for the evaluation.
+        select: Seconds of selection per round, by what a selector needs (`bandit`, `full`).
+    """
+
+    arms: tuple[str, ...]
+    verify: Floats
+    draft: Floats
+    catch_up: Floats
+    evaluate: float
+    evaluate_catch_up: Floats
+    select: Mapping[str, float]
+
+    @property
+    def rounds(self) -> Floats:
+        """Seconds of a plain round with each arm [N]: draft and verify, with a catch-up of one mean commitment."""
+        return self.verify + self.draft + self.catch_up @ np.array([1.0, 2.0])
+
+
+def load_costs(folder: Path, arms: tuple[str, ...], k: Ints) -> CostModel:
+    """Read `costs.json` for the arms of a pool.
+
+    Raises:
+        DraftpoolError: If a drafter or a block width was not measured.
+    """
+    raw: dict[str, Any] = read_json(folder / "costs.json")
+    try:
+        verify = np.array([raw["verify"][str(int(length) + 1)] for length in k])
+        draft = np.array([0.0 if arm == PLAIN else raw["draft"][arm] for arm in arms])
+        lines = [{"fixed": 0.0, "per_token": 0.0} if arm == PLAIN else raw["catch_up"][arm] for arm in arms]
+    except KeyError as error:
+        raise DraftpoolError(
+            f"{error} was not measured", str(folder), "run profile_costs for this pool again"
+        ) from None
+    both = raw["evaluate_catch_up"] or {"fixed": 0.0, "per_token": 0.0}
+    return CostModel(
+        tuple(arms),
+        verify,
+        draft,
+        np.array([[line["fixed"], line["per_token"]] for line in lines]),
+        float(raw["evaluate"]),
+        np.array([both["fixed"], both["per_token"]]),
+        raw["select"],
+    )
