@@ -117,9 +117,9 @@ def test_recipes_are_compared_on_the_seeds_they_share(tmp_path):
     pd.DataFrame(taus).to_csv(tmp_path / "tau_prompts.csv", index=False)
     row = judge(claim({"above": 0.05}, kind="recipes"), tmp_path, RESAMPLING)
     assert row["effect"] == pytest.approx(0.1) and row["verdict"] in ("reproduced", "inconclusive")
-    sampled = judge(claim({"above": 0.05}, kind="recipes", on="sampled"), tmp_path, RESAMPLING)
+    sampled = judge(claim({"above": 0.05}, kind="recipes", domain="sampled"), tmp_path, RESAMPLING)
     assert sampled["effect"] == pytest.approx(0.2) and sampled["n"] == 12
-    absent = judge(claim({"above": 0.05}, kind="recipes", on="typos"), tmp_path, RESAMPLING)
+    absent = judge(claim({"above": 0.05}, kind="recipes", domain="typos"), tmp_path, RESAMPLING)
     assert absent["verdict"] == "not judged here"
     assert (
         judge(claim({"above": 0.05}, kind="recipes", b="c"), tmp_path, RESAMPLING)["verdict"]

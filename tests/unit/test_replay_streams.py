@@ -85,7 +85,7 @@ def made(request, llama_world, tmp_path_factory) -> Made:
     generate_responses(options, world.target, root / "prompts", root / "answers")
     temperature = options.get("temperature", 0.0)
     scored = {
-        "answers": [{"name": name, "temperature": temperature, "prompts": None}],
+        "answers": [{"name": name, "temperature": temperature, "prompts": None, "drafters": None}],
         "drafters": named(world), "taps": TAPS, "backend": "fast", "device": "cpu",
     }  # fmt: skip
     score_pool(

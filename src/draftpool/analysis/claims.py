@@ -77,13 +77,13 @@ class SelectorTest(_Strict):
 class RecipeTest(_Strict):
     """Recipe `a` against recipe `b`: difference of tau, prompt by prompt, on the training seeds that both have.
 
-    On all domains that are trained on, or `on` one domain or prompt set.
+    On all domains that are trained on, or on one domain or prompt set.
     """
 
     kind: Literal["recipes"]
     a: str
     b: str
-    on: str | None = None
+    domain: str | None = None
 
     def effect(self, stats: Path, resampling: Resampling) -> tuple[Interval, str] | None:
         """Mean difference over prompts; None if a recipe was not trained."""
@@ -96,7 +96,7 @@ class RecipeTest(_Strict):
         if not seeds:
             return None
         taus = read_tidy(stats, "tau_prompts")
-        domains = read_json(stats / "meta.json")["domains"] if self.on is None else [self.on]
+        domains = read_json(stats / "meta.json")["domains"] if self.domain is None else [self.domain]
         taus = taus[taus["domain"].isin(domains)]
         if taus.empty:
             return None

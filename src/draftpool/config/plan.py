@@ -259,6 +259,10 @@ class Plan:
         """Names and ids of drafters, as stages are told them."""
         return [{"name": name, "id": self.drafter(name).id} for name in names]
 
+    def _compares_drafters(self, name: str) -> bool:
+        """Whether all drafters are scored on a domain or prompt set; selectors alone need the pool."""
+        return name in self.trained_domains or temperature_of(self.study, name) > 0.0
+
     @cached_property
     def score(self) -> Artefact:
         """The acceptance table of all drafters."""
@@ -268,6 +272,7 @@ class Plan:
                     "name": name,
                     "temperature": temperature_of(self.study, name),
                     "prompts": self.study.score.prompts_per_domain if name in self.prompts else None,
+                    "drafters": None if self._compares_drafters(name) else list(self.study.pool) or None,
                 }
                 for name in self.held_out
             ],

@@ -142,8 +142,8 @@ def score_pool(
     """Write the acceptance table `acceptance.parquet` (columns in `docs/metrics.md`).
 
     Args:
-        cfg: `answers` (of every response folder: `name`, `temperature`, `prompts`, which is how many are scored, or
-            None for all), `drafters`, `taps`, `backend`, `device`.
+        cfg: `answers` (of every response folder: `name`; `temperature`; `prompts`, how many are scored, None for all;
+            `drafters`, by name, None for all), `drafters`, `taps`, `backend`, `device`.
         target: Target folder.
         responses: Response folders of held-out prompts and prompt sets, in the order of `cfg["answers"]`.
         drafters: Drafter folders in the order of `cfg["drafters"]`.
@@ -162,15 +162,17 @@ def score_pool(
         folder: (answers, read_table(folder / "responses.parquet").head(answers["prompts"]))
         for folder, answers in zip(responses, cfg["answers"], strict=True)
     }
-    with bar(sum(len(table) for _, table in tables.values()) * len(folders), "score", "answer") as shown:
+    work = sum(len(table) * len(answers["drafters"] or folders) for answers, table in tables.values())
+    with bar(work, "score", "answer") as shown:
         for folder, (answers, table) in tables.items():
-            key = make_key([answers, cfg["taps"], cfg["backend"], content_hash(target, folder), code])
+            scored = [answers["prompts"], answers["temperature"]]
+            key = make_key([scored, cfg["taps"], cfg["backend"], content_hash(target, folder), code])
             cells = {
-                name: state.parent / f"score-{key}" / f"{content_hash(path)}.parquet"
-                for name, path in folders.items()
+                name: state.parent / f"score-{key}" / f"{content_hash(folders[name])}.parquet"
+                for name in answers["drafters"] or folders
             }
             missing = [name for name, cell in cells.items() if not cell.exists()]
-            shown.update(len(table) * (len(folders) - len(missing)))
+            shown.update(len(table) * (len(cells) - len(missing)))
             for name in missing:
                 if name not in loaded:
                     loaded[name] = load_model(folders[name], model)
