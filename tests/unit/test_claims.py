@@ -48,6 +48,7 @@ def write_queries(folder: Path, columns: dict[str, np.ndarray], headroom: float 
     frames = [
         pd.DataFrame(
             {"stream": "heldout", "selector": name, "prompt_id": np.arange(len(values)), "rounds": values}
+            | {"domain": np.where(np.arange(len(values)) % 2, "odd", "even"), "converged": values / 2}
         )
         for name, values in columns.items()
     ]
@@ -83,6 +84,18 @@ def test_no_headroom_no_verdict_about_selection(tmp_path):
     stats = write_queries(tmp_path, {"a": base * 0.9, "b": base}, headroom=0.04)
     row = judge(claim({"below": 0.0}), stats, RESAMPLING)
     assert row["verdict"] == "inconclusive: no headroom" and row["headroom"] == 0.04
+
+
+def test_one_domain_or_another_measure_may_be_asked_for(tmp_path):
+    base = np.linspace(10, 60, 30)
+    better = np.where(np.arange(30) % 2, base * 0.9, base * 1.1)
+    stats = write_queries(tmp_path, {"a": better, "b": base})
+    odd, even = (judge(claim({"below": 0.0}, domain=name), stats, RESAMPLING) for name in ("odd", "even"))
+    assert odd["effect"] == pytest.approx(-0.1) and odd["verdict"] == "reproduced" and odd["n"] == 15
+    assert even["effect"] == pytest.approx(0.1) and even["verdict"] == "contradicted"
+    rounds = judge(claim({"below": 0.0}), stats, RESAMPLING)
+    converged = judge(claim({"below": 0.0}, measure="converged"), stats, RESAMPLING)
+    assert converged["unit"].endswith("converged") and converged["effect"] == pytest.approx(rounds["effect"])
 
 
 def test_shuffled_labels_give_few_false_alarms(tmp_path):
