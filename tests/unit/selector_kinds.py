@@ -19,6 +19,7 @@ BANDITS = [
     {"kind": "ucbspec"},
     {"kind": "ucbspec", "scale": 0.1},
     {"kind": "banditspec_as_released"},
+    {"kind": "metasd_ucb", "reward": "bd_full"},
     {"kind": "cost_ucb"},
     {"kind": "router"},
 ]

@@ -111,6 +111,7 @@ def feedback_of(world: World, t: int, arms: np.ndarray) -> Feedback:
         committed=accepted + 1,
         reward_be=np.where(active, accepted / world.k_pool, np.inf),
         reward_bd=np.where(active, world.reward_bd[t, rows, arms], np.inf),
+        reward_bd_full=np.where(active, 1.0 - world.reward_bd[t, rows, arms], np.inf),
         active=active,
         completed=Completed(episode, rounds, world.losses(rounds, episode), world.gamma(rounds, episode))
         if batch

@@ -17,7 +17,7 @@ from draftpool.drafters.block_live import BlockDrafter, load_model
 from draftpool.errors import DraftpoolError
 from draftpool.replay.answers import lay_out
 from draftpool.replay.engine import EpisodeDraws, replay
-from draftpool.replay.score import read_answer, score_answer
+from draftpool.replay.score import read_answer, read_drafts, score_answer
 from draftpool.selectors.base import make_selector
 
 # The seed of the sampled text that run() uses.
@@ -51,7 +51,8 @@ def _live_world(world, temperature):
         taps, logits = read_answer(target, prompt, text)
         for name, drafter in arms.items():
             p = target_probabilities(logits, drafter.model.vocabulary)
-            scored = score_answer(drafter.model, len(prompt), text, taps, p)
+            read = read_drafts(target, prompt, text, drafter.model.vocabulary)
+            scored = score_answer(drafter.model, len(prompt), text, taps, p, read)
             head = {"prompt_id": str(number), "domain": "d", "repeat": SEED, "drafter": name}
             rows += [head | row for row in scored]
     return target, arms | {"plain": None}, prompts, pd.DataFrame(rows)

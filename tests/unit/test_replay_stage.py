@@ -48,6 +48,7 @@ def acceptance(answers: int = 6, tokens: int = 30, seed: int = 0) -> pd.DataFram
                         "k": 3,
                         "accepted": min(int(rng.integers(0, 4)), left),
                         "gamma": rng.random(min(3, left)).astype(np.float32),
+                        "reward_bd_full": rng.random() if answer < 4 else np.nan,
                     }
                 )
     return pd.DataFrame(rows)
@@ -178,6 +179,28 @@ def test_plain_decoding_is_an_arm_of_cost_aware_selectors_only(world):
     np.testing.assert_allclose(plain.seconds, plain.rounds * (COSTS["verify"]["1"] + 0.004))
     assert (plain.rounds == plain.tokens).all()
     assert set(tables["answers"][tables["answers"].selector == "few"].seeds) == {2}
+
+
+def test_bd_of_all_slots_is_replayed_where_the_target_read_the_drafts(world):
+    """The drafts of p4 and p5 were not read to their ends: a stream that holds one has no such selector."""
+    selectors = {"full": {"kind": "metasd_ucb", "reward": "bd_full"}, "ucb": {"kind": "metasd_ucb"}}
+    blocks = {"domains": ["x", "y"], "order": "blocks", "seed": 0, "limit": None}
+    streams = {"some": blocks | {"prompts_per_domain": 2}, "all": blocks | {"prompts_per_domain": None}}
+    tables = run(world, selectors, streams=streams)
+    played = tables["answers"].groupby("stream", observed=True).selector.unique()
+    assert "full" in played["some"] and "full" not in played["all"] and "ucb" in played["all"]
+    answers = lay_out(acceptance(), POOL)
+    keys = [(0, 0, "p0")]
+    made = replay(make_selector(selectors["full"], POOL), answers, np.array([0]), EpisodeDraws(keys, 4))
+    # By hand: every arm once, then the largest mean of its own rewards plus bonus.
+    place, total, count = 0, np.zeros(3), np.zeros(3)
+    for t, arm in enumerate(made.arms[:, 0]):
+        if t >= 3:
+            index = total / count + 0.25 * np.sqrt(2 * np.log(t) / count)
+            assert index[arm] == index.max()
+        total[arm] += answers.reward_bd_full[place, arm]
+        count[arm] += 1
+        place += made.committed[t, 0]
 
 
 def test_oracles_bound_every_selector(world):

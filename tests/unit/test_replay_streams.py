@@ -33,6 +33,7 @@ SELECTORS = {
     "cost_ucb": {"kind": "cost_ucb"},
     "routed": {"kind": "router", "features": "tfidf"},
     "exp3": {"kind": "exp3"},
+    "full": {"kind": "metasd_ucb", "reward": "bd_full"},
 }
 POOL, DOMAINS = ["wide", "small", "short"], ["tales", "sums"]
 SETS = {
@@ -85,7 +86,7 @@ def made(request, llama_world, tmp_path_factory) -> Made:
     generate_responses(options, world.target, root / "prompts", root / "answers")
     temperature = options.get("temperature", 0.0)
     scored = {
-        "answers": [{"name": name, "temperature": temperature, "prompts": None, "drafters": None}],
+        "answers": [{"name": name, "temperature": temperature, "prompts": None, "drafters": None, "bd_full": 9}],
         "drafters": named(world), "taps": TAPS, "backend": "fast", "device": "cpu",
     }  # fmt: skip
     score_pool(

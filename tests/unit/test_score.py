@@ -24,7 +24,7 @@ def _cfg(world, **changes) -> dict:
     drafters = [{"name": name, "id": name} for name in world.names]
     return {
         "answers": [
-            {"name": name, "temperature": 0.0, "prompts": None, "drafters": None}
+            {"name": name, "temperature": 0.0, "prompts": None, "drafters": None, "bd_full": 0}
             for name in ("tales", "sums")
         ],
         "drafters": drafters,
@@ -147,17 +147,18 @@ def test_every_anchor_of_every_answer_is_scored_once(scored) -> None:
 
 def test_a_domain_that_was_scored_is_not_scored_again(llama_world, tmp_path, monkeypatch) -> None:
     answers = [
-        {"name": name, "temperature": 0.0, "prompts": 2, "drafters": None} for name in ("tales", "sums")
+        {"name": name, "temperature": 0.0, "prompts": 2, "drafters": None, "bd_full": 0}
+        for name in ("tales", "sums")
     ]
     world, cfg = llama_world, _cfg(llama_world, answers=answers)
     arguments = (cfg, world.target, world.heldout, world.drafters, tmp_path / "state")
     score_answers, calls = score._score_answers, []
 
-    def interrupted(target, models, table, temperature, shown):
+    def interrupted(target, models, table, options, shown):
         calls.append(sorted(models))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return score_answers(target, models, table, temperature, shown)
+        return score_answers(target, models, table, options, shown)
 
     monkeypatch.setattr(score, "_score_answers", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -205,6 +206,9 @@ def test_an_answer_of_one_token_has_no_anchor(llama_world, tmp_path) -> None:
     frame["response_ids"] = [ids[: 1 if row == 0 else None] for row, ids in enumerate(frame.response_ids)]
     folder = tmp_path / "answers"
     write_table(folder / "responses.parquet", frame)
-    cfg = _cfg(world, answers=[{"name": "tales", "temperature": 0.0, "prompts": None, "drafters": None}])
+    cfg = _cfg(
+        world,
+        answers=[{"name": "tales", "temperature": 0.0, "prompts": None, "drafters": None, "bd_full": 0}],
+    )
     score_pool(cfg, world.target, [folder], world.drafters, tmp_path / "s", tmp_path / "table.parquet")
     assert frame.prompt_id[0] not in set(read_table(tmp_path / "table.parquet").prompt_id)

@@ -102,7 +102,7 @@ def _repeated(single: Feedback, episodes: int) -> Feedback:
             np.tile(single.completed.round, episodes),
             np.tile(single.completed.loss, (episodes, 1)),
         )
-    fields = ("accepted", "drafted", "committed", "reward_be", "reward_bd", "active")
+    fields = ("accepted", "drafted", "committed", "reward_be", "reward_bd", "reward_bd_full", "active")
     repeated = {name: np.repeat(getattr(single, name), episodes) for name in fields}
     return Feedback(**repeated, completed=completed)
 

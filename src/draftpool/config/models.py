@@ -220,6 +220,12 @@ class Score(Strict):
     prompts_per_domain: int | None = Field(
         None, description="Held-out prompts of each domain; null: all.", ge=1
     )
+    bd_full_prompts: int = Field(
+        0,
+        description="Held-out prompts of each trained domain in which the target reads every draft to its end, so that "
+        "selectors with `reward: bd_full` can be replayed there: a pass per drafter and position.",
+        ge=0,
+    )
 
 
 class PoolSizes(Strict):

@@ -272,6 +272,7 @@ class Plan:
                     "name": name,
                     "temperature": temperature_of(self.study, name),
                     "prompts": self.study.score.prompts_per_domain if name in self.prompts else None,
+                    "bd_full": self.study.score.bd_full_prompts if name in self.trained_domains else 0,
                     "drafters": None if self._compares_drafters(name) else list(self.study.pool) or None,
                 }
                 for name in self.held_out

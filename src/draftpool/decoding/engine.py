@@ -159,6 +159,7 @@ def decode(
             committed=np.array([len(verdict.tokens)]),
             reward_be=np.array([verdict.accepted / k_pool]),
             reward_bd=np.array([_reward_bd(slots, verdict)]),
+            reward_bd_full=np.array([_mean(slots)]) if selector.reads_bd_full else None,
             active=np.array([True]),
             completed=completed,
             first=first,
@@ -230,5 +231,8 @@ def _to_host(parts: list[Tensor | None]) -> list[list]:
 
 def _reward_bd(gamma: list[float], verdict: Verdict) -> float:
     """Mean acceptance probability up to and including the first reject (MetaSD's BD on verified prefixes)."""
-    slots = gamma[: min(verdict.matched + 1, verdict.left)]
-    return float(np.mean(slots, dtype=np.float32)) if slots else math.nan
+    return _mean(gamma[: min(verdict.matched + 1, verdict.left)])
+
+
+def _mean(gamma: list[float]) -> float:
+    return float(np.mean(gamma, dtype=np.float32)) if gamma else math.nan

@@ -33,6 +33,7 @@ class Answers:
         accepted: int[A * L, N], accepted draft tokens after trimming; 0 behind the end.
         committed: int[A * L, N], min(accepted + 1, left).
         reward_bd: float[A * L, N], NaN for plain decoding.
+        reward_bd_full: float[A * L, N], NaN for plain decoding and where the target did not read the drafts.
         need: int[A * L], tokens after the anchor that show what every arm would have had accepted; more than are
             left if the end comes first.
         gamma: float32[A * L, N, K], acceptance probability of every slot, 0 where there is none.
@@ -47,6 +48,7 @@ class Answers:
     accepted: Ints
     committed: Ints
     reward_bd: Floats
+    reward_bd_full: Floats
     need: Ints
     gamma: np.ndarray
 
@@ -81,7 +83,8 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
     """Lay an acceptance table out.
 
     Args:
-        table: Columns prompt_id, domain, repeat, drafter, position, left, k, accepted, gamma.
+        table: Columns prompt_id, domain, repeat, drafter, position, left, k, accepted, gamma; reward_bd_full if the
+            target read the drafts.
         arms: Drafters in the selectors' order; `plain` is plain decoding and needs no rows.
         limit: Tokens of an answer (of a turn), prefill token included, if shorter than the table's.
 
@@ -137,6 +140,9 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
         total += np.where(slot < slots, gamma[:, :, slot], np.float32(0.0))
     with np.errstate(invalid="ignore"):
         reward_bd = np.where(slots > 0, total / slots.astype(np.float32), np.nan).astype(np.float64)
+    reward_bd_full = np.full(accepted.shape, np.nan)
+    if "reward_bd_full" in own:
+        reward_bd_full[cell, arm] = own["reward_bd_full"].to_numpy()
     need = np.minimum(accepted + 1, k).max(axis=1)
     return Answers(
         frame,
@@ -148,6 +154,7 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
         accepted,
         committed,
         reward_bd,
+        reward_bd_full,
         need,
         gamma,
     )

@@ -128,6 +128,7 @@ def replay(
     tokens, base = answers.tokens[which], which * length
     accepted_flat, bd_flat = answers.accepted.ravel(), answers.reward_bd.ravel()
     committed_flat = answers.committed.ravel()
+    bd_full_flat = answers.reward_bd_full.ravel() if selector.reads_bd_full else None
     position = np.zeros(episodes, dtype=np.int64)
     active = position < tokens
     kept: list[tuple[Ints, Ints, Ints, Bools, Floats, Bools]] = []
@@ -155,6 +156,7 @@ def replay(
             committed=committed,
             reward_be=accepted / answers.k_pool,
             reward_bd=bd_flat[flat],
+            reward_bd_full=None if bd_full_flat is None else bd_full_flat[flat],
             active=active,
             completed=completed,
             first=first,

@@ -21,9 +21,20 @@ from draftpool.replay.engine import EpisodeDraws, Replayed, replay
 from draftpool.replay.oracles import best_switching_cost, best_switching_rounds, greedy_rounds
 from draftpool.replay.pool_sizes import pool_size_table
 from draftpool.replay.routes import load_routes
-from draftpool.selectors.base import PLAIN, Context, Ints, arms_of, make_selector
+from draftpool.selectors.base import PLAIN, Context, Ints, Selector, arms_of, make_selector
 
-COLUMNS = ["prompt_id", "domain", "repeat", "drafter", "position", "left", "k", "accepted", "gamma"]
+COLUMNS = [
+    "prompt_id",
+    "domain",
+    "repeat",
+    "drafter",
+    "position",
+    "left",
+    "k",
+    "accepted",
+    "gamma",
+    "reward_bd_full",
+]
 # Episodes played side by side: few enough for the processor's cache, many enough to hide Python.
 CHUNK = 2000
 # Share of the seeds that must play a best arm (HedgeSpec's 90 % of the weight).
@@ -80,6 +91,14 @@ class Stream:
         self.index = frame["prompt_id"].astype(str).map(place).to_numpy(dtype=np.int64)
         self.prompt_tokens = lengths.loc[frame["prompt_id"].astype(str)].fillna(0).to_numpy(dtype=np.int64)
         self._draws: dict[int, tuple[Ints, EpisodeDraws]] = {}
+
+    def offers(self, selector: Selector) -> bool:
+        """Whether the acceptance table holds the rewards that a selector reads."""
+        if not selector.reads_bd_full:
+            return True
+        known = self.answers.left > 0
+        drafts = self.answers.k > 0
+        return bool(np.isfinite(self.answers.reward_bd_full[known][:, drafts]).all())
 
     def chunks(self, seeds: int) -> Iterator[tuple[Ints, Ints, EpisodeDraws]]:
         """Answers, seeds and draws of all episodes, longer answers apart from shorter ones."""
@@ -324,10 +343,7 @@ def replay_selectors(
     Raises:
         DraftpoolError: If the table or the costs belong to another pool.
     """
-    table = read_table(
-        acceptance,
-        columns=["prompt_id", "domain", "repeat", "drafter", "position", "left", "k", "accepted", "gamma"],
-    )
+    table = read_table(acceptance, columns=COLUMNS)
     table = with_sessions(table)
     lengths = prompt_lengths(responses)
     methods = {PLAIN: ({"kind": "plain"}, (*cfg["pool"], PLAIN), 1)}
@@ -358,6 +374,9 @@ def replay_selectors(
                     stream = Stream(name, prompts, table, arms, options["limit"], lengths)
                     laid_out[arms] = stream, load_costs(costs, arms, stream.answers.k)
                 stream, model = laid_out[arms]
+                if not stream.offers(make_selector(selector, arms)):
+                    shown.update(1)
+                    continue
                 for kind, frame in play(method, selector, stream, model, routed, seeds).items():
                     frames[kind].append(frame)
                 shown.update(1)

@@ -6,6 +6,7 @@ of the target's text, greedy or sampled, is known without decoding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -27,6 +28,8 @@ from draftpool.training.batches import context_bias
 
 # Answers were written in batches, whose rounding may turn an exact tie; more than that is another model's text.
 MAX_DISAGREEMENT = 0.01
+# Anchors whose drafts the target reads at the same time.
+READ_TOGETHER = 16
 
 
 @torch.inference_mode()
@@ -43,7 +46,12 @@ def read_answer(target: TargetModel, prompt: list[int], answer: list[int]) -> tu
 
 @torch.inference_mode()
 def score_answer(
-    model: BlockDrafterModel, prompt_length: int, answer: list[int], taps: Tensor, p: Tensor
+    model: BlockDrafterModel,
+    prompt_length: int,
+    answer: list[int],
+    taps: Tensor,
+    p: Tensor,
+    read: Callable[[Tensor], Tensor] | None = None,
 ) -> list[dict]:
     """Acceptance of one drafter at every anchor of one answer.
 
@@ -53,9 +61,12 @@ def score_answer(
         answer: The target's own ids [n].
         taps: [prompt + n - 1, taps x hidden].
         p: The target's probabilities [n, draft vocabulary] at every answer token, columns as the drafter's.
+        read: The target's probabilities [anchors * k, draft vocabulary] at the slots of drafts [anchors, k], each slot
+            given the draft before it; without it `reward_bd_full` is not known.
 
     Returns:
-        One row per anchor position 0 .. n - 2: position, left, k, accepted, committed, censored, gamma, reward_bd.
+        One row per anchor position 0 .. n - 2: position, left, k, accepted, committed, censored, gamma, reward_bd,
+        reward_bd_full.
     """
     n, k, device = len(answer), model.config.block_size - 1, taps.device
     places = torch.arange(n - 1, device=device)
@@ -70,6 +81,9 @@ def score_answer(
     index = places[:, None] + 1 + torch.arange(k, device=device)
     inside = index < n
     proposed = model.vocabulary[log_q.argmax(dim=-1)]
+    full = [float("nan")] * (n - 1)
+    if read is not None:
+        full = overlap(log_q.flatten(0, 1), read(proposed)).reshape(n - 1, k).mean(dim=1).tolist()
     agree = (proposed == ids[index.clamp(max=n - 1)]) & inside
     matched = agree.long().cumprod(dim=1).sum(dim=1).tolist()
     gamma = torch.zeros(index.shape, device=device)
@@ -90,28 +104,66 @@ def score_answer(
                 "censored": accepted == min(k, left),
                 "gamma": gamma[place, : min(k, left)],
                 "reward_bd": float(gamma[place, :slots].mean()),
+                "reward_bd_full": full[place],
             }
         )
     return rows
+
+
+def read_drafts(
+    target: TargetModel, prompt: list[int], answer: list[int], vocabulary: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """Make the function that lets the target read drafts [anchors, k] at every anchor of its answer.
+
+    What it says behind a rejected token stands on the drafter's own wrong token, as in live decoding (MetaSD's BD of
+    all slots); the answer alone does not show it. Returned are probabilities [anchors * k, draft vocabulary].
+
+    Raises:
+        DraftpoolError: If the target reads one sequence at a time only.
+    """
+    if not target.supports_batches:
+        raise DraftpoolError(
+            "the target reads one sequence at a time", "config key `score.bd_full_prompts`", "set it to 0"
+        )
+    ids = torch.tensor(prompt + answer[:-1], device=target.device)
+
+    @torch.inference_mode()
+    def read(drafts: Tensor) -> Tensor:
+        anchors, k = drafts.shape
+        cache = target.new_cache(len(ids) + k + 1)
+        target.forward(ids[None], cache, "none")
+        cache.keep([0] * min(READ_TOGETHER, anchors))
+        blocks = torch.cat((ids[len(prompt) :, None], drafts), dim=1)
+        found = []
+        # From the back: a block overwrites what lies behind its anchor, which earlier anchors never read.
+        for last in range(anchors, 0, -READ_TOGETHER):
+            chosen = blocks[max(0, last - READ_TOGETHER) : last]
+            cache.keep(list(range(len(chosen))))
+            cache.lengths = [len(prompt) + last - len(chosen) + row for row in range(len(chosen))]
+            output = target.forward(chosen, cache, counts=[0] * len(chosen))
+            found.append(target_probabilities(output.logits[:, :-1].flatten(0, 1), vocabulary))
+        return torch.cat(found[::-1])
+
+    return read
 
 
 def _score_answers(
     target: TargetModel,
     models: dict[str, BlockDrafterModel],
     table: pd.DataFrame,
-    temperature: float,
+    options: dict,
     shown,
 ) -> dict[str, pd.DataFrame]:
     rows: dict[str, list[dict]] = {name: [] for name in models}
     tokens = disagreeing = 0
-    for row in table.itertuples():
+    for number, row in enumerate(table.itertuples()):
         answer = [int(token) for token in row.response_ids]
         if len(answer) < 2:
             continue
         prompt = [int(token) for token in row.prompt_ids]
         taps, logits = read_answer(target, prompt, answer)
         tokens += len(answer)
-        choices = target_choices(logits, temperature, int(row.sample), row.prompt_id, 0)
+        choices = target_choices(logits, options["temperature"], int(row.sample), row.prompt_id, 0)
         disagreeing += int((choices.cpu() != torch.tensor(answer)).sum())
         # Drafters trained on the same answers have the same vocabulary, so its columns are taken once.
         columns: dict[bytes, Tensor] = {}
@@ -120,9 +172,11 @@ def _score_answers(
             if key not in columns:
                 columns[key] = target_probabilities(logits, model.vocabulary)
             common = {"prompt_id": row.prompt_id, "domain": row.domain, "repeat": int(row.sample)}
-            rows[name] += [
-                common | scored for scored in score_answer(model, len(prompt), answer, taps, columns[key])
-            ]
+            read = (
+                read_drafts(target, prompt, answer, model.vocabulary) if number < options["bd_full"] else None
+            )
+            scored = score_answer(model, len(prompt), answer, taps, columns[key], read)
+            rows[name] += [common | one for one in scored]
             shown.update(1)
     print(
         f"{disagreeing} of {tokens} answer tokens are not the target's choice when read at once", flush=True
@@ -143,7 +197,8 @@ def score_pool(
 
     Args:
         cfg: `answers` (of every response folder: `name`; `temperature`; `prompts`, how many are scored, None for all;
-            `drafters`, by name, None for all), `drafters`, `taps`, `backend`, `device`.
+            `drafters`, by name, None for all; `bd_full`, answers of which the target reads every draft), `drafters`,
+            `taps`, `backend`, `device`.
         target: Target folder.
         responses: Response folders of held-out prompts and prompt sets, in the order of `cfg["answers"]`.
         drafters: Drafter folders in the order of `cfg["drafters"]`.
@@ -165,7 +220,7 @@ def score_pool(
     work = sum(len(table) * len(answers["drafters"] or folders) for answers, table in tables.values())
     with bar(work, "score", "answer") as shown:
         for folder, (answers, table) in tables.items():
-            scored = [answers["prompts"], answers["temperature"]]
+            scored = [answers["prompts"], answers["temperature"], answers["bd_full"]]
             key = make_key([scored, cfg["taps"], cfg["backend"], content_hash(target, folder), code])
             cells = {
                 name: state.parent / f"score-{key}" / f"{content_hash(folders[name])}.parquet"
@@ -177,9 +232,7 @@ def score_pool(
                 if name not in loaded:
                     loaded[name] = load_model(folders[name], model)
             for name, made in (
-                _score_answers(
-                    model, {name: loaded[name] for name in missing}, table, answers["temperature"], shown
-                )
+                _score_answers(model, {name: loaded[name] for name in missing}, table, answers, shown)
                 if missing
                 else {}
             ).items():

@@ -93,7 +93,9 @@ class Feedback:
         drafted: int[S], draft tokens proposed; 0 for plain decoding.
         committed: int[S], tokens committed.
         reward_be: float[S], accepted / K, 0 when nothing was drafted.
-        reward_bd: float[S], mean acceptance probability; NaN (counts as 0) when nothing was drafted.
+        reward_bd: float[S], mean acceptance probability of the slots up to and including the first reject; NaN
+            (counts as 0) when nothing was drafted.
+        reward_bd_full: float[S], the same over all drafted slots (MetaSD's letter), or None if it is not read.
         active: bool[S], episodes that took part in this round.
         completed: losses of selectors that need full information, else None.
         first: first slots, for selectors that read them, else None.
@@ -107,6 +109,7 @@ class Feedback:
     active: Bools
     completed: Completed | None = None
     first: FirstSlots | None = None
+    reward_bd_full: Floats | None = None
 
 
 class Selector(ABC):
@@ -138,7 +141,12 @@ class Selector(ABC):
     @property
     def reads_bd(self) -> bool:
         """Whether the BD reward is read; live decoding charges its computation only then."""
-        return getattr(self.params, "reward", None) == "bd"
+        return getattr(self.params, "reward", None) in ("bd", "bd_full")
+
+    @property
+    def reads_bd_full(self) -> bool:
+        """Whether BD over all drafted slots is read; in replay it needs extra passes of the target (score_pool)."""
+        return getattr(self.params, "reward", None) == "bd_full"
 
     @property
     def reads_gamma(self) -> bool:
@@ -263,9 +271,9 @@ class Selector(ABC):
     def learn(self, arms: Ints, feedback: Feedback) -> None:
         """Take in one round; arguments as in `update`."""
 
-    def rewards(self, feedback: Feedback, reward: Literal["be", "bd"]) -> Floats:
+    def rewards(self, feedback: Feedback, reward: Literal["be", "bd", "bd_full"]) -> Floats:
         """Rewards of the round, float64[S], checked by `check_unit`; NaN is 0 if nothing was drafted."""
-        values = feedback.reward_be if reward == "be" else feedback.reward_bd
+        values = getattr(feedback, f"reward_{reward}")
         values = np.where((feedback.drafted == 0) & np.isnan(values), 0.0, values)
         self.check_unit(f"reward_{reward}", values, feedback.active)
         return values

@@ -55,7 +55,8 @@ class CostUCB(IndexSelector):
 
     def reward(self, arms: Ints, feedback: Feedback) -> Floats:
         """(accepted + 1) tokens at the arm's cost, untrimmed, so that the end of a text punishes nobody."""
-        values = (feedback.accepted + 1) * self._speeds[arms]
+        # The fastest arm's longest draft makes 1, but for rounding.
+        values = np.minimum((feedback.accepted + 1) * self._speeds[arms], 1.0)
         self.check_unit("tokens per second", values, feedback.active)
         return values
 

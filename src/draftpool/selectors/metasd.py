@@ -13,9 +13,11 @@ from draftpool.selectors.index import IndexSelector, ucb
 
 
 class Alignment(Parameters):
-    """`reward`: block divergence or block efficiency; `beta` > 0: weight of the bonus."""
+    """`reward`: block divergence (up to the first reject, or of all slots) or block efficiency; `beta` > 0: weight of
+    the bonus.
+    """
 
-    reward: Literal["bd", "be"] = "bd"
+    reward: Literal["bd", "be", "bd_full"] = "bd"
     beta: float = Field(default=0.25, gt=0.0, allow_inf_nan=False)
 
 
