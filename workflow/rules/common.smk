@@ -59,6 +59,7 @@ PARTS = {
     "live": bool(PLAN.decodes),
     "profile": bool(PLAN.profiles),
     "replay": bool(ARTEFACTS["replay_selectors"]),
+    "replay and live": bool(ARTEFACTS["replay_selectors"]) and bool(PLAN.decodes),
     "pool_sizes": bool(ARTEFACTS["replay_selectors"]) and PLAN.study.replay.pool_sizes is not None,
     "sweeps": any(sweep.group != "objective" for sweep in PLAN.study.sweeps.values()),
 }

@@ -1,7 +1,7 @@
 """One module per figure: ``draw(stats, out)`` reads tidy CSVs only and writes a PNG and, beside it, a PDF."""
 
-# What a study must have for a figure: scored drafters (every study), live decoding, a profile, replay, or a sweep along
-# another axis than the objective.
+# What a study must have for a figure: scored drafters (every study), live decoding, a profile, replay, both, or a sweep
+# along another axis than the objective.
 FIGURES = {
     "heatmap_tau": "scored",
     "objectives": "scored",
@@ -14,7 +14,7 @@ FIGURES = {
     "round_profile": "profile",
     "leaderboard": "replay",
     "streams": "replay",
-    "prediction": "replay",
+    "prediction": "replay and live",
     "pool_sizes": "pool_sizes",
     "ablations": "sweeps",
 }
