@@ -125,6 +125,49 @@ def _prediction(stats: Path) -> pd.DataFrame:
     )
 
 
+def _leaderboard(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats.parent / "tables" / "leaderboard_table.csv")
+    return rows[rows["stream"] == "heldout"].drop(columns="stream")
+
+
+def _streams(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats.parent / "tables" / "streams_table.csv")
+    return rows[~rows["selector"].str.startswith("fixed:")]
+
+
+def _tau_sets(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "tau_sets.csv")
+    cells = rows.assign(text=[interval_text(row) for _, row in rows.iterrows()])
+    wide = cells.pivot(index="drafter", columns="set", values="text").reset_index()
+    return wide.assign(drafter=wide["drafter"].map(run_label))
+
+
+def _converged(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "leaderboard.csv")
+    rows = rows[(rows["stream"] == "heldout") & (rows["scope"] == "all")]
+    share = rows[rows["metric"] == "converged_share"].set_index("selector")
+    rounds = rows[rows["metric"] == "converged"].set_index("selector")
+    growth = pd.read_csv(stats / "regret_growth.csv")
+    growth = growth[growth["stream"] == "heldout"].set_index("selector")
+    names = [
+        "hedgespec", "hedgespec_soft", "hedge", "ucb_bd", "ucb_be", "ucbspec", "thompson", "exp3", "random",
+    ]  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "selector": name,
+                "queries in which nine of ten runs play a best drafter": interval_text(share.loc[name]),
+                "rounds until then (censored)": interval_text(rounds.loc[name], 1),
+                "regret at full length / at a quarter": interval_text(growth.loc[name])
+                if name in growth.index
+                else "-",
+            }
+            for name in names
+            if name in share.index
+        ]
+    )
+
+
 VIEWS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "compare": _compare,
     "specialists": _specialists,
@@ -135,6 +178,10 @@ VIEWS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "feedback": _feedback,
     "regret_by_size": _regret_by_size,
     "prediction": _prediction,
+    "leaderboard": _leaderboard,
+    "streams": _streams,
+    "tau_sets": _tau_sets,
+    "converged": _converged,
 }
 
 
