@@ -33,6 +33,10 @@ def drafter(
     } | shape
 
 
+# Scored and replayed, but no domain of the study.
+OUTSIDE = "abroad"
+
+
 def study(
     domains: list[str] = DOMAINS, specialists: bool = True, sweeps: bool = False, n_resamples: int = 200
 ) -> dict:
@@ -146,6 +150,7 @@ def acceptance_table(
                                 "committed": np.minimum(accepted + 1, left),
                                 "censored": (match == k) | (match >= left),
                                 "gamma": [list(row[:room]) for row, room in zip(gamma, left, strict=True)],
+                                "reward_bd_full": np.nan,
                             }
                         )
                     )
@@ -346,7 +351,11 @@ def replayed(folder: Path, cfg: dict) -> Path:
         "seeds": 3,
         "few": [],
         "few_seeds": 1,
-        "streams": {"mixed": stream, "heldout": stream | {"order": "blocks"}},
+        "streams": {
+            "mixed": stream,
+            "heldout": stream | {"order": "blocks"},
+            OUTSIDE: stream | {"domains": [OUTSIDE]},
+        },
     }
     acceptance = folder / "acceptance.parquet"
     replay_selectors(options, acceptance, folder / "costs", [folder / "responses"], None, folder / "replay")
@@ -356,7 +365,10 @@ def replayed(folder: Path, cfg: dict) -> Path:
 def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, live: bool = True) -> dict:
     """Write all inputs of ``compute_stats`` and return its keyword arguments (but for ``out``)."""
     acceptance = acceptance_table(cfg, prompts, length)
-    write_table(folder / "acceptance.parquet", acceptance)
+    # What no drafter was trained on is scored with the pool alone.
+    abroad = acceptance_table(cfg | {"domains": [OUTSIDE]}, 3, length)
+    everything = pd.concat([acceptance, abroad[abroad["drafter"].isin(cfg["pool"])]], ignore_index=True)
+    write_table(folder / "acceptance.parquet", everything)
     decodes = []
     for dtype in ("float32", "bfloat16") if live else ():
         steps, sequences = decode(cfg, acceptance, dtype=dtype)
@@ -376,7 +388,7 @@ def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, liv
         profile.mkdir()
         profiled().to_csv(profile / "parts.csv", index=False)
     write_json(folder / "lossless.json", LOSSLESS)
-    answers = acceptance.groupby(["prompt_id", "domain"]).agg(n=("position", "max")).reset_index()
+    answers = everything.groupby(["prompt_id", "domain"]).agg(n=("position", "max")).reset_index()
     rng = np.random.default_rng(1)
     responses = pd.DataFrame(
         {

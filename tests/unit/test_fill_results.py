@@ -27,6 +27,10 @@ def test_every_view_is_a_table_of_its_study(script, tmp_path):
     cfg = synthetic.study(["code", "maths"], sweeps=True, n_resamples=100)
     inputs = synthetic.write_study(tmp_path / "in", cfg, prompts=3, length=20)
     compute_stats(**inputs, out=tmp_path / "results" / "synthetic" / "stats")
+    stats = tmp_path / "results" / "synthetic" / "stats"
+    for table in ("leaderboard_table", "streams_table"):
+        module = importlib.import_module(f"draftpool.tables.{table}")
+        module.write(stats, tmp_path / "results" / "synthetic" / "tables" / f"{table}.csv")
     for name in script.VIEWS:
         lines = script.block("synthetic", name).splitlines()
         assert lines[0].startswith("| ") and lines[1].startswith("| ---") and len(lines) > 2, name

@@ -254,7 +254,10 @@ def test_d25_d38_speed_not_length_decides_between_large_and_small_drafters():
 
 
 def halving(world: World, s: int, budget: int) -> list[int]:
-    """Sequential halving of one episode as the paper's pseudocode says, survivors in a fixed random order."""
+    """Sequential halving of one episode as the paper's pseudocode says, survivors in a fixed random order.
+
+    With few switches: a survivor that was played last begins the next phase.
+    """
     rounds, _, n = world.shape
     order = sorted(range(n), key=lambda i: world.draws[0, s, 1 + i])
     survivors, arms = list(order), []
@@ -264,7 +267,8 @@ def halving(world: World, s: int, budget: int) -> list[int]:
             arms += survivors * rounds
             break
         means = {}
-        for arm in survivors:
+        turns = sorted(survivors, key=lambda arm: (arms[-1:] != [arm], order.index(arm)))
+        for arm in turns:
             times = range(len(arms), min(len(arms) + quota, rounds))
             own = [world.reward_bd[t, s, arm] for t in times]
             arms += [arm] * len(own)

@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 import synthetic
 from scipy.stats import rankdata, spearmanr
+from synthetic import OUTSIDE
 from test_metrics import naive_rounds
 
 from draftpool.analysis import comparisons, live, surrogate, training_logs
 from draftpool.analysis.bootstrap import Resampling
-from draftpool.analysis.metrics import truncate
+from draftpool.analysis.metrics import truncate, walk
 from draftpool.analysis.stats import compute_stats
 from draftpool.artefacts import read_table, write_table
 from draftpool.errors import DraftpoolError
@@ -160,9 +161,31 @@ def test_d8_statistics_refuse_another_text_in_float32_but_count_it_in_bfloat16(m
 def test_d38_full_blocks_are_counted_per_drafter(made):
     inputs, stats = made
     table = read_table(inputs["acceptance"][0])
+    table = table[table["domain"].isin(inputs["cfg"]["domains"])]
     found = pd.read_csv(stats / "drafters.csv").set_index("drafter")["censored_share"]
     for drafter, own in table.groupby("drafter"):
         assert found[drafter] == pytest.approx(own["censored"].mean())
+
+
+def test_what_no_drafter_was_trained_on_stands_apart(made):
+    """Neither means over domains nor the stream of held-out prompts hold it; it has rows of its own."""
+    inputs, stats = made
+    table = read_table(inputs["acceptance"][0])
+    outside = table[table["domain"] == OUTSIDE]
+    walked = walk(outside)
+    rows = pd.read_csv(stats / "tau_sets.csv").set_index("drafter")
+    assert set(rows.index) == set(inputs["cfg"]["pool"]) and set(rows["set"]) == {OUTSIDE}
+    for drafter, own in walked.groupby("drafter"):
+        assert rows.loc[drafter, "value"] == pytest.approx(own["tokens"].sum() / own["rounds"].sum())
+    assert OUTSIDE not in set(pd.read_csv(stats / "tau.csv")["scope"])
+    prompts = pd.read_csv(stats / "tau_prompts.csv")
+    assert prompts[prompts["domain"] == OUTSIDE]["prompt_id"].nunique() == 3
+    headroom = pd.read_csv(stats / "headroom.csv").set_index(["stream", "oracle", "metric"])
+    assert headroom.loc[(OUTSIDE, "best_switching", "headroom"), "n"] == 3
+    assert headroom.loc[("heldout", "best_switching", "headroom"), "n"] == 8 * len(DOMAINS)
+    generalist = walked[walked["drafter"] == inputs["cfg"]["generalist"]]["rounds"].sum()
+    tau = walked[walked["drafter"] == inputs["cfg"]["generalist"]]["tokens"].sum() / generalist
+    assert headroom.loc[(OUTSIDE, "generalist", "tau"), "value"] == pytest.approx(tau)
 
 
 def test_specialists_are_compared_at_home_and_abroad(made):
