@@ -87,7 +87,7 @@ def made(request, llama_world, tmp_path_factory) -> Made:
     temperature = options.get("temperature", 0.0)
     scored = {
         "answers": [{"name": name, "temperature": temperature, "prompts": None, "drafters": None, "bd_full": 9}],
-        "drafters": named(world), "taps": TAPS, "backend": "fast", "device": "cpu",
+        "pool": POOL, "drafters": named(world), "taps": TAPS, "backend": "fast", "device": "cpu",
     }  # fmt: skip
     score_pool(
         scored, world.target, [root / "answers"], world.drafters, root / "state", root / "table.parquet"

@@ -27,6 +27,7 @@ def _cfg(world, **changes) -> dict:
             {"name": name, "temperature": 0.0, "prompts": None, "drafters": None, "bd_full": 0}
             for name in ("tales", "sums")
         ],
+        "pool": [],
         "drafters": drafters,
         "taps": TAPS,
         "backend": "fast",
@@ -154,11 +155,11 @@ def test_a_domain_that_was_scored_is_not_scored_again(llama_world, tmp_path, mon
     arguments = (cfg, world.target, world.heldout, world.drafters, tmp_path / "state")
     score_answers, calls = score._score_answers, []
 
-    def interrupted(target, models, table, options, shown):
+    def interrupted(target, models, table, options, pool, shown):
         calls.append(sorted(models))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return score_answers(target, models, table, options, shown)
+        return score_answers(target, models, table, options, pool, shown)
 
     monkeypatch.setattr(score, "_score_answers", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -182,7 +182,7 @@ def test_what_no_drafter_was_trained_on_stands_apart(made):
     assert prompts[prompts["domain"] == OUTSIDE]["prompt_id"].nunique() == 3
     headroom = pd.read_csv(stats / "headroom.csv").set_index(["stream", "oracle", "metric"])
     assert headroom.loc[(OUTSIDE, "best_switching", "headroom"), "n"] == 3
-    assert headroom.loc[("heldout", "best_switching", "headroom"), "n"] == 8 * len(DOMAINS)
+    assert headroom.loc[("heldout", "best_switching", "headroom"), "n"] == 6 * len(DOMAINS)
     generalist = walked[walked["drafter"] == inputs["cfg"]["generalist"]]["rounds"].sum()
     tau = walked[walked["drafter"] == inputs["cfg"]["generalist"]]["tokens"].sum() / generalist
     assert headroom.loc[(OUTSIDE, "generalist", "tau"), "value"] == pytest.approx(tau)

@@ -277,6 +277,7 @@ class Plan:
                 }
                 for name in self.held_out
             ],
+            "pool": list(self.study.pool) if self.study.score.bd_full_prompts else [],
             "drafters": self.named_drafters(self.runs),
             "taps": self.study.target.taps,
             "backend": self.study.target.backend,

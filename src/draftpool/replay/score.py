@@ -110,6 +110,7 @@ def score_answer(
     return rows
 
 
+@torch.inference_mode()
 def read_drafts(
     target: TargetModel, prompt: list[int], answer: list[int], vocabulary: Tensor
 ) -> Callable[[Tensor], Tensor]:
@@ -126,19 +127,23 @@ def read_drafts(
             "the target reads one sequence at a time", "config key `score.bd_full_prompts`", "set it to 0"
         )
     ids = torch.tensor(prompt + answer[:-1], device=target.device)
+    whole = target.new_cache(len(ids))
+    target.forward(ids[None], whole, "none")
 
     @torch.inference_mode()
     def read(drafts: Tensor) -> Tensor:
         anchors, k = drafts.shape
-        cache = target.new_cache(len(ids) + k + 1)
-        target.forward(ids[None], cache, "none")
-        cache.keep([0] * min(READ_TOGETHER, anchors))
+        together = min(READ_TOGETHER, anchors)
+        cache = target.new_cache(len(ids) + k + 1, together)
+        for row in range(together):
+            cache.place([row], whole)
         blocks = torch.cat((ids[len(prompt) :, None], drafts), dim=1)
         found = []
         # From the back: a block overwrites what lies behind its anchor, which earlier anchors never read.
-        for last in range(anchors, 0, -READ_TOGETHER):
-            chosen = blocks[max(0, last - READ_TOGETHER) : last]
-            cache.keep(list(range(len(chosen))))
+        for last in range(anchors, 0, -together):
+            chosen = blocks[max(0, last - together) : last]
+            if len(chosen) < together:
+                cache.keep(list(range(len(chosen))))
             cache.lengths = [len(prompt) + last - len(chosen) + row for row in range(len(chosen))]
             output = target.forward(chosen, cache, counts=[0] * len(chosen))
             found.append(target_probabilities(output.logits[:, :-1].flatten(0, 1), vocabulary))
@@ -152,6 +157,7 @@ def _score_answers(
     models: dict[str, BlockDrafterModel],
     table: pd.DataFrame,
     options: dict,
+    pool: list[str],
     shown,
 ) -> dict[str, pd.DataFrame]:
     rows: dict[str, list[dict]] = {name: [] for name in models}
@@ -167,14 +173,15 @@ def _score_answers(
         disagreeing += int((choices.cpu() != torch.tensor(answer)).sum())
         # Drafters trained on the same answers have the same vocabulary, so its columns are taken once.
         columns: dict[bytes, Tensor] = {}
+        readers: dict[bytes, Callable[[Tensor], Tensor]] = {}
         for name, model in models.items():
             key = model.vocabulary.cpu().numpy().tobytes()
             if key not in columns:
                 columns[key] = target_probabilities(logits, model.vocabulary)
+                if number < options["bd_full"]:
+                    readers[key] = read_drafts(target, prompt, answer, model.vocabulary)
             common = {"prompt_id": row.prompt_id, "domain": row.domain, "repeat": int(row.sample)}
-            read = (
-                read_drafts(target, prompt, answer, model.vocabulary) if number < options["bd_full"] else None
-            )
+            read = readers.get(key) if name in pool else None
             scored = score_answer(model, len(prompt), answer, taps, columns[key], read)
             rows[name] += [common | one for one in scored]
             shown.update(1)
@@ -197,8 +204,8 @@ def score_pool(
 
     Args:
         cfg: `answers` (of every response folder: `name`; `temperature`; `prompts`, how many are scored, None for all;
-            `drafters`, by name, None for all; `bd_full`, answers of which the target reads every draft), `drafters`,
-            `taps`, `backend`, `device`.
+            `drafters`, by name, None for all; `bd_full`, answers in which the target reads every draft of the `pool`),
+            `pool`, `drafters`, `taps`, `backend`, `device`.
         target: Target folder.
         responses: Response folders of held-out prompts and prompt sets, in the order of `cfg["answers"]`.
         drafters: Drafter folders in the order of `cfg["drafters"]`.
@@ -223,7 +230,9 @@ def score_pool(
             scored = [answers["prompts"], answers["temperature"], answers["bd_full"]]
             key = make_key([scored, cfg["taps"], cfg["backend"], content_hash(target, folder), code])
             cells = {
-                name: state.parent / f"score-{key}" / f"{content_hash(folders[name])}.parquet"
+                name: state.parent
+                / f"score-{key}"
+                / f"{content_hash(folders[name])}{'-full' * (answers['bd_full'] > 0 and name in cfg['pool'])}.parquet"
                 for name in answers["drafters"] or folders
             }
             missing = [name for name, cell in cells.items() if not cell.exists()]
@@ -232,7 +241,9 @@ def score_pool(
                 if name not in loaded:
                     loaded[name] = load_model(folders[name], model)
             for name, made in (
-                _score_answers(model, {name: loaded[name] for name in missing}, table, answers, shown)
+                _score_answers(
+                    model, {name: loaded[name] for name in missing}, table, answers, cfg["pool"], shown
+                )
                 if missing
                 else {}
             ).items():
