@@ -156,9 +156,11 @@ def _converged(stats: Path) -> pd.DataFrame:
         [
             {
                 "selector": name,
-                "queries in which nine of ten runs play a best drafter": interval_text(share.loc[name]),
+                "queries in which nine of ten plays come to be of a best drafter": interval_text(
+                    share.loc[name]
+                ),
                 "rounds until then (censored)": interval_text(rounds.loc[name], 1),
-                "regret at full length / at a quarter": interval_text(growth.loc[name])
+                "growth of regret (exponent)": interval_text(growth.loc[name])
                 if name in growth.index
                 else "-",
             }

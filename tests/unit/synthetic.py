@@ -335,6 +335,7 @@ def replayed(folder: Path, cfg: dict) -> Path:
         "order": "shuffled",
         "seed": 0,
         "limit": None,
+        "seeds": 3,
     }
     options = {
         "pool": pool,
@@ -348,7 +349,6 @@ def replayed(folder: Path, cfg: dict) -> Path:
         },
         "generalist": pool[0],
         "selectors": {"ucb_bd": {"kind": "metasd_ucb"}, "normal_hedge": {"kind": "hedgespec"}},
-        "seeds": 3,
         "few": [],
         "few_seeds": 1,
         "streams": {

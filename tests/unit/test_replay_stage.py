@@ -70,14 +70,20 @@ def world(tmp_path):
 
 def run(world: Path, selectors: dict, **changes) -> dict[str, pd.DataFrame]:
     """Run the stage and read its tables."""
-    stream = {"domains": ["x", "y"], "prompts_per_domain": 2, "order": "shuffled", "seed": 1, "limit": 20}
+    stream = {
+        "domains": ["x", "y"],
+        "prompts_per_domain": 2,
+        "order": "shuffled",
+        "seed": 1,
+        "limit": 20,
+        "seeds": 5,
+    }
     cfg = {
         "pool": POOL,
         "homes": {"b": "x", "c": "y"},
         "pool_sizes": None,
         "generalist": "a",
         "selectors": selectors,
-        "seeds": 5,
         "few": [],
         "few_seeds": 2,
         "streams": {"mixed": stream},
@@ -184,7 +190,7 @@ def test_plain_decoding_is_an_arm_of_cost_aware_selectors_only(world):
 def test_bd_of_all_slots_is_replayed_where_the_target_read_the_drafts(world):
     """The drafts of p4 and p5 were not read to their ends: a stream that holds one has no such selector."""
     selectors = {"full": {"kind": "metasd_ucb", "reward": "bd_full"}, "ucb": {"kind": "metasd_ucb"}}
-    blocks = {"domains": ["x", "y"], "order": "blocks", "seed": 0, "limit": None}
+    blocks = {"domains": ["x", "y"], "order": "blocks", "seed": 0, "limit": None, "seeds": 5}
     streams = {"some": blocks | {"prompts_per_domain": 2}, "all": blocks | {"prompts_per_domain": None}}
     tables = run(world, selectors, streams=streams)
     played = tables["answers"].groupby("stream", observed=True).selector.unique()
@@ -216,7 +222,14 @@ def test_oracles_bound_every_selector(world):
 
 def test_bad_input_is_told(world):
     with pytest.raises(DraftpoolError, match="only 3 scored prompts of x, 9 wanted"):
-        stream = {"domains": ["x"], "prompts_per_domain": 9, "order": "blocks", "seed": 0, "limit": None}
+        stream = {
+            "domains": ["x"],
+            "prompts_per_domain": 9,
+            "order": "blocks",
+            "seed": 0,
+            "limit": None,
+            "seeds": 5,
+        }
         run(world, {}, streams={"s": stream})
     with pytest.raises(DraftpoolError, match="no rows of d"):
         run(world, {}, pool=["a", "d"])
@@ -251,3 +264,38 @@ def test_routers_play_the_specialist_of_the_prompt_s_domain(world):
     (world / "routes" / "routes.csv").write_text("\n".join([header, *rows[:2]]) + "\n")
     with pytest.raises(DraftpoolError, match="a prompt has no route"):
         run(world, kinds)
+
+
+def test_convergence_needs_ten_rounds_of_a_best_arm(world):
+    """Against a loop: round-robin plays a best arm with all seeds now and then, which is no convergence."""
+    kinds = {"turns": {"kind": "round_robin"}, "ucb": {"kind": "metasd_ucb", "beta": 0.05}}
+    tables = run(world, kinds | {"best": {"kind": "fixed", "arm": "b"}})
+    answers = lay_out(acceptance(), POOL, 20)
+    own = tables["answers"].set_index(["selector", "prompt_id"])
+    assert not own.loc["turns"].reached.any()
+    for prompt in own.loc["ucb"].index:
+        place = answers.frame.index[answers.frame.prompt_id == prompt][0]
+        fixed = []
+        for arm in POOL:
+            made = replay(
+                make_selector({"kind": "fixed", "arm": arm}, POOL), answers, np.array([place]),
+                EpisodeDraws([(0, 0, prompt)], 4),
+            )  # fmt: skip
+            fixed.append(len(made.arms))
+        best = [arm for arm in range(3) if fixed[arm] == min(fixed)]
+        plays = [
+            replay(
+                make_selector(kinds["ucb"], POOL), answers, np.array([place]), EpisodeDraws([(seed, 0, prompt)], 4)
+            ).arms[:, 0]
+            for seed in range(5)
+        ]  # fmt: skip
+        expected = np.mean([len(arms) for arms in plays])
+        reached = False
+        for t in range(max(map(len, plays)) - 9):
+            window = np.concatenate([arms[t : t + 10] for arms in plays])
+            if np.isin(window, best).mean() >= 0.9:
+                expected, reached = t, True
+                break
+        row = own.loc[("ucb", prompt)]
+        assert row.reached == reached and row.converged == pytest.approx(expected)
+        assert own.loc[("best", prompt)].reached == (1 in best and min(fixed) >= 10)

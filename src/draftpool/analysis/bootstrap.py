@@ -7,6 +7,7 @@ the study does.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,14 @@ class Interval:
     def scaled(self, factor: float) -> Interval:
         """Return the interval of ``factor`` (> 0) times the statistic."""
         return Interval(self.value * factor, self.low * factor, self.high * factor, self.n, self.method)
+
+    def exponent(self, base: float) -> Interval:
+        """Return the interval of a, where ``base`` ** a (``base`` > 1) is the statistic; NaN where it is not positive."""
+        ends = [
+            math.log(end) / math.log(base) if end > 0.0 else math.nan
+            for end in (self.value, self.low, self.high)
+        ]
+        return Interval(ends[0], ends[1], ends[2], self.n, self.method)
 
     def row(self, unit: str) -> dict[str, object]:
         """Return the columns that every tidy table of this package uses for a statistic."""

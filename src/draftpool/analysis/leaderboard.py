@@ -14,6 +14,7 @@ from draftpool.analysis.bootstrap import (
     wilcoxon_p,
 )
 from draftpool.analysis.regret import FIXED
+from draftpool.data.streams import HELD_OUT
 from draftpool.selectors.base import PLAIN
 
 KEYS = ["stream", "prompt_id", "domain"]
@@ -31,7 +32,7 @@ def best_arm_rates(arms: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
 def leaderboard(
     arms: pd.DataFrame, queries: pd.DataFrame, generalist: str, resampling: Resampling
 ) -> pd.DataFrame:
-    """One row per stream, scope (`all`, or a domain of a stream that mixes several), selector and metric.
+    """One row per stream, scope (`all`; for all held-out prompts each domain too), selector and metric.
 
     Metrics: ``mat`` (ratio of totals), ``speedup`` (modelled plain seconds / seconds, ratio of totals),
     ``speedup_free`` (evaluation not charged), ``regret`` and ``regret_switching`` (rounds a query), ``regret_seconds``
@@ -56,12 +57,10 @@ def leaderboard(
         reached=np.nan,
     )
     queries = pd.concat([queries, ensemble], ignore_index=True)
-    # Per domain where a stream mixes them: all together, then one by one.
-    scoped = pd.concat(
-        [queries.assign(scope="all"), queries.assign(scope=queries["domain"])], ignore_index=True
-    )
-    n_domains = queries.groupby("stream")["domain"].nunique()
-    scoped = scoped[(scoped["scope"] == "all") | (scoped["stream"].map(n_domains) > 1)]
+    # All held-out prompts also domain by domain.
+    apart = queries[queries["stream"] == HELD_OUT]
+    apart = apart.iloc[: len(apart) if apart["domain"].nunique() > 1 else 0]
+    scoped = pd.concat([queries.assign(scope="all"), apart.assign(scope=apart["domain"])], ignore_index=True)
     rows = []
     for (stream, scope, selector), own in scoped.groupby(["stream", "scope", "selector"], observed=True):
         own = own.sort_values("prompt_id")

@@ -247,6 +247,7 @@ class Replay(Strict):
         default={}, description="Streams that are replayed besides the live ones, answers at full length."
     )
     seeds: int = Field(200, description="Selector seeds of every selector.", ge=1)
+    stream_seeds: int = Field(50, description="Selector seeds, at most, on the streams of this block.", ge=1)
     few: list[str] = Field(default=[], description="Selectors replayed with `few_seeds` only.")
     few_seeds: int = Field(10, description="Selector seeds of the selectors in `few`.", ge=1)
     pool_sizes: PoolSizes | None = Field(None, description="Regret against the pool's size; null: none.")

@@ -80,8 +80,11 @@ def router_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
 def _streams(plan: Plan) -> dict[str, dict]:
     """Every stream that is replayed."""
 
-    def told(name: str, stream: Stream, where: str, limit: int | None) -> dict:
+    replay = plan.study.replay
+
+    def told(name: str, stream: Stream, where: str, limit: int | None, seeds: int) -> dict:
         return {
+            "seeds": seeds,
             "domains": plan.stream_names(stream.domains, f"{where}.streams.{name}.domains"),
             "prompts_per_domain": stream.prompts_per_domain,
             "order": stream.order,
@@ -91,16 +94,16 @@ def _streams(plan: Plan) -> dict[str, dict]:
 
     decode, streams = plan.study.decode, {}
     for name, stream in decode.streams.items():
-        own = told(name, stream, "decode", decode.max_new_tokens)
+        own = told(name, stream, "decode", decode.max_new_tokens, replay.seeds)
         # The held-out answers of domains are greedy: at another temperature only sampled sets have an exact replay.
         if decode.temperature == 0.0 or any(
             temperature_of(plan.study, name) > 0.0 for name in own["domains"]
         ):
             streams[name] = own
-    for name, stream in plan.study.replay.streams.items():
-        streams[name] = told(name, stream, "replay", None)
+    for name, stream in replay.streams.items():
+        streams[name] = told(name, stream, "replay", None, min(replay.seeds, replay.stream_seeds))
     everything = Stream(prompts_per_domain=None, order="blocks")
-    return streams | {HELD_OUT: told(HELD_OUT, everything, "replay", None)}
+    return streams | {HELD_OUT: told(HELD_OUT, everything, "replay", None, replay.seeds)}
 
 
 def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
@@ -124,7 +127,6 @@ def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
         "homes": plan.homes,
         "generalist": plan.study.generalist,
         "selectors": replayed_selectors(plan),
-        "seeds": plan.study.replay.seeds,
         "few": sorted(plan.study.replay.few),
         "few_seeds": plan.study.replay.few_seeds,
         "streams": streams,

@@ -37,8 +37,8 @@ COLUMNS = [
 ]
 # Episodes played side by side: few enough for the processor's cache, many enough to hide Python.
 CHUNK = 2000
-# Share of the seeds that must play a best arm (HedgeSpec's 90 % of the weight).
-CONVERGED = 0.9
+# Share of the plays of all seeds in so many rounds that must be of a best arm (HedgeSpec's 90 % of the weight).
+CONVERGED, WINDOW = 0.9, 10
 # Numbers of tokens at which the curves of rounds are kept.
 POINTS = 16
 
@@ -206,16 +206,19 @@ class Tally:
             self.reached[:, column] += np.bincount(which, weights=reached, minlength=len(self.squares))
 
     def convergence(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rounds until nine of ten seeds play a best fixed arm of the answer, and whether they ever do.
+        """Rounds until nine of ten plays in the next ten rounds, over all seeds, are of a best fixed arm of the answer,
+        and whether that is ever so.
 
-        Where they do not, the rounds are those of the answer: censored at its end.
+        Where it is not, the rounds are those of the answer: censored at its end.
         """
-        episodes, best = self.played
-        with np.errstate(invalid="ignore"):
-            there = best / episodes >= CONVERGED
+        # A policy that takes turns plays a best arm in some round with all seeds, but not in ten.
+        totals = np.pad(self.played.cumsum(axis=2), ((0, 0), (0, 0), (1, 0)))
+        episodes, best = totals[:, :, WINDOW:] - totals[:, :, :-WINDOW]
+        alive = self.played[0][:, WINDOW - 1 :] > 0
+        there = alive & (best >= CONVERGED * episodes)
         reached = there.any(axis=1)
         rounds = self.sums["rounds"] / np.maximum(self.sums["episodes"], 1.0)
-        return np.where(reached, there.argmax(axis=1) + 1.0, rounds), reached
+        return np.where(reached, there.argmax(axis=1) if there.shape[1] else 0.0, rounds), reached
 
     def frames(self) -> dict[str, pd.DataFrame]:
         """Tables `answers`, `arms` and `curves` of this selector on this stream, seeds averaged."""
@@ -332,8 +335,8 @@ def replay_selectors(
 
     Args:
         cfg: `pool`, `homes` (domain of every specialist), `generalist`, `selectors` (name -> kind and parameters),
-            `seeds`, `few` (names replayed with `few_seeds` only), `streams` (name -> domains, prompts_per_domain,
-            order, seed, limit), `pool_sizes` (or None).
+            `few` (names replayed with at most `few_seeds`), `streams` (name -> domains, prompts_per_domain, order,
+            seed, limit, and selector seeds `seeds`), `pool_sizes` (or None).
         acceptance: The acceptance table.
         costs: Folder of `costs.json`.
         responses: Held-out response folders (prompt lengths).
@@ -351,7 +354,7 @@ def replay_selectors(
         f"fixed:{name}": ({"kind": "fixed", "arm": name}, tuple(cfg["pool"]), 1) for name in cfg["pool"]
     }
     for name, selector in cfg["selectors"].items():
-        seeds = cfg["few_seeds"] if name in cfg["few"] else cfg["seeds"]
+        seeds = cfg["few_seeds"] if name in cfg["few"] else None
         methods[name] = (selector, arms_of(selector, cfg["pool"]), seeds)
     routed = None
     if routes is not None:
@@ -369,7 +372,8 @@ def replay_selectors(
         for name, options in cfg["streams"].items():
             prompts = stream_prompts(table, options)
             laid_out: dict[tuple[str, ...], tuple[Stream, CostModel]] = {}
-            for method, (selector, arms, seeds) in methods.items():
+            for method, (selector, arms, most) in methods.items():
+                seeds = options["seeds"] if most is None else min(most, options["seeds"])
                 if arms not in laid_out:
                     stream = Stream(name, prompts, table, arms, options["limit"], lengths)
                     laid_out[arms] = stream, load_costs(costs, arms, stream.answers.k)
