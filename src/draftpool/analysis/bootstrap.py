@@ -49,7 +49,7 @@ class Interval:
         return Interval(self.value * factor, self.low * factor, self.high * factor, self.n, self.method)
 
     def exponent(self, base: float) -> Interval:
-        """Return the interval of a, where ``base`` ** a (``base`` > 1) is the statistic; NaN where it is not positive."""
+        """Return the interval of a, where ``base`` ** a (``base`` > 1) is the statistic; NaN if it is not positive."""
         ends = [
             math.log(end) / math.log(base) if end > 0.0 else math.nan
             for end in (self.value, self.low, self.high)
