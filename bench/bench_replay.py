@@ -27,8 +27,8 @@ def synthetic(answers: int = 50) -> Answers:
     rng = np.random.default_rng(0)
     rates = np.linspace(0.3, 0.7, ARMS)
     cells = answers * TOKENS
-    left = np.tile(TOKENS - np.arange(TOKENS), answers)[:, None]
-    accepted = np.minimum(np.minimum(rng.geometric(1 - rates, (cells, ARMS)) - 1, SLOTS), left)
+    left = np.tile(TOKENS - np.arange(TOKENS), answers)
+    accepted = np.minimum(np.minimum(rng.geometric(1 - rates, (cells, ARMS)) - 1, SLOTS), left[:, None])
     gamma = np.broadcast_to(rates[:, None], (cells, ARMS, SLOTS)).astype(np.float32)
     frame = pd.DataFrame({"prompt_id": [str(a) for a in range(answers)]}).assign(
         domain="d", repeat=0, tokens=TOKENS
@@ -37,7 +37,20 @@ def synthetic(answers: int = 50) -> Answers:
     bd = np.clip(rng.normal(rates, 0.1, (cells, ARMS)), 0.0, 1.0)
     need = np.minimum(accepted + 1, SLOTS).max(axis=1)
     names = tuple(f"drafter-{arm}" for arm in range(ARMS))
-    return Answers(frame, names, k, np.full(answers, TOKENS), accepted, bd, need, gamma)
+    return Answers(
+        frame=frame,
+        arms=names,
+        k=k,
+        tokens=np.full(answers, TOKENS),
+        turn=np.zeros(cells, dtype=np.int64),
+        left=left,
+        accepted=accepted,
+        committed=np.minimum(accepted + 1, left[:, None]),
+        reward_bd=bd,
+        reward_bd_full=np.full((cells, ARMS), np.nan),
+        need=need,
+        gamma=gamma,
+    )
 
 
 def main() -> None:

@@ -116,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         lossless="file",
         costs="optional folder",
         routes="optional folder",
+        answers="folders",
         state="folder",
     )
     stage(

@@ -25,8 +25,20 @@ CPU = torch.device("cpu")
 def bench_on_the_path(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     yield
-    for name in ("harness", "roofline", "plain_training", "bench_decode"):
+    for name in ("harness", "roofline", "plain_training", "bench_decode", "bench_replay"):
         sys.modules.pop(name, None)
+
+
+def test_the_replay_benchmark_plays_whole_answers():
+    import bench_replay
+
+    answers = bench_replay.synthetic(3)
+    uniforms = bench_replay.EpisodeDraws([(0, 0, str(a)) for a in range(3)], bench_replay.ARMS + 1)
+    for cfg, _ in bench_replay.LEARNERS.values():
+        made = bench_replay.replay(
+            bench_replay.make_selector(cfg, answers.arms), answers, np.arange(3), uniforms
+        )
+        assert (np.where(made.arms >= 0, made.committed, 0).sum(axis=0) == bench_replay.TOKENS).all()
 
 
 def test_arms_take_turns_and_warm_up_is_dropped():

@@ -134,6 +134,11 @@ def test_recipes_are_compared_on_the_seeds_they_share(tmp_path):
     assert sampled["effect"] == pytest.approx(0.2) and sampled["n"] == 12
     absent = judge(claim({"above": 0.05}, kind="recipes", domain="typos"), tmp_path, RESAMPLING)
     assert absent["verdict"] == "not judged here"
+    # A set that was scored with the pool alone, which has neither recipe.
+    pool = pd.DataFrame([{"drafter": "p-s0", "prompt_id": "t0", "domain": "typos", "tau": 1.0}])
+    pd.concat([pd.DataFrame(taus), pool]).to_csv(tmp_path / "tau_prompts.csv", index=False)
+    absent = judge(claim({"above": 0.05}, kind="recipes", domain="typos"), tmp_path, RESAMPLING)
+    assert absent["verdict"] == "not judged here"
     assert (
         judge(claim({"above": 0.05}, kind="recipes", b="c"), tmp_path, RESAMPLING)["verdict"]
         == "not judged here"
@@ -197,3 +202,41 @@ def test_malformed_claims_are_told(change, message):
         read_claims([raw | change])
     with pytest.raises(DraftpoolError, match="`x` is there twice"):
         read_claims([raw, raw])
+
+
+@pytest.mark.parametrize(("name", "selector", "bound"), [
+    ("metasd_log_regret", "ucb_bd", 0.5), ("hedgespec_sublinear", "hedgespec", 1.0),
+])  # fmt: skip
+def test_claims_about_the_growth_of_regret_can_fail(tmp_path, name, selector, bound):
+    raw = yaml.safe_load((REPOSITORY / "config" / "claims.yaml").read_text())["claims"]
+    own = next(one for one in read_claims(raw) if one.id == name)
+    for value, verdict in (
+        (bound - 0.2, "reproduced"),
+        (bound + 0.3, "contradicted"),
+        (bound, "inconclusive"),
+    ):
+        row = {
+            "stream": "heldout",
+            "selector": selector,
+            "value": value,
+            "low": value - 0.1,
+            "high": value + 0.1,
+        }
+        row |= {"n": 80, "unit": "exponent of tokens", "method": "BCa"}
+        pd.DataFrame([row]).to_csv(tmp_path / "regret_growth.csv", index=False)
+        assert judge(own, tmp_path, RESAMPLING)["verdict"] == verdict
+
+
+def test_a_claim_about_one_domain_has_that_domain_s_headroom(tmp_path):
+    base = np.linspace(10, 60, 30)
+    stats = write_queries(tmp_path, {"a": base * 0.9, "generalist": base}, headroom=0.3)
+    rows = pd.read_csv(stats / "replay_queries.csv")
+    rows["switching_rounds"] = np.where(rows["domain"] == "odd", rows["rounds"] / 1.02, rows["rounds"] / 2)
+    rows.to_csv(stats / "replay_queries.csv", index=False)
+    odd, even = (
+        judge(claim({"below": 0.0}, b="generalist", domain=name), stats, RESAMPLING)
+        for name in ("odd", "even")
+    )
+    assert odd["headroom"] == pytest.approx(0.02) and odd["verdict"] == "inconclusive: no headroom"
+    assert even["headroom"] == pytest.approx(1.0) and even["verdict"] == "reproduced"
+    assert judge(claim({"below": 0.0}, b="generalist"), stats, RESAMPLING)["headroom"] == 0.3

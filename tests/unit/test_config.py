@@ -155,6 +155,21 @@ MISTAKES = {
         {"model": {"layers": 2}},
         ["sweeps.depth.over.l2", "model.layers", "unknown key"],
     ),
+    "unknown key of a prompt set": (
+        "prompt_sets.reworded",
+        {"kind": "sampled", "rate": 0.1},
+        ["config key `prompt_sets.reworded.rate`", "unknown key", "known keys here: ", "temperature"],
+    ),
+    "misspelt key of a prompt set": (
+        "prompt_sets.slips",
+        {"kind": "reworded", "how": "typos", "rat": 0.1},
+        ["config key `prompt_sets.slips.rat`", "did you mean `rate`?"],
+    ),
+    "unknown kind of prompt set": (
+        "prompt_sets.slips",
+        {"kind": "reword"},
+        ["config key `prompt_sets.slips`", "'reworded'", "'sessions'"],
+    ),
     "live decoding without a pool": ("pool", [], ["config key `pool`", "live decoding needs a pool"]),
     "unknown objective": (
         "drafters.general.objective",

@@ -276,6 +276,20 @@ def test_d42_an_edited_local_prompt_file_makes_new_prompts(tmp_path):
             "replay.selectors.ucb.*decoded live and replayed",
         ),
         ({"replay": {"few": ["nobody"]}}, "replay.few.*unknown selector `nobody`"),
+        ({"replay": {"selectors": {"best_switching": {"kind": "exp3"}}}}, "best_switching.*name is taken"),
+        ({"decode": {"streams": {"heldout": {}}}, "replay": None}, "decode.streams.heldout.*there already"),
+        ({"prompt_sets": {"drawn": {"domains": []}}}, "prompt_sets.drawn.domains.*no domain"),
+        ({"replay": {"streams": {"abroad": {"domains": ["maths", "maths"]}}}}, "abroad.domains.*named twice"),
+        ({"prompt_sets": {"talks": {"turns": 3}}}, "prompt_sets.talks.*3 turns from 2 domains"),
+        (
+            {
+                "replay": {
+                    "selectors": {"f": {"kind": "metasd_ucb", "reward": "bd_full"}},
+                    "pool_sizes": {"sizes": [2], "selectors": ["f"]},
+                }
+            },
+            "pool_sizes.selectors.*leave `f` out",
+        ),
         ({"prompt_sets": {"maths": {"kind": "sampled"}}}, "prompt_sets.maths.*domain already"),
         ({"replay": {"streams": {"mixed": {}}}}, "replay.streams.mixed.*there already"),
         ({"replay": {"streams": {"heldout": {}}}}, "replay.streams.heldout.*there already"),

@@ -299,3 +299,55 @@ def test_convergence_needs_ten_rounds_of_a_best_arm(world):
         row = own.loc[("ucb", prompt)]
         assert row.reached == reached and row.converged == pytest.approx(expected)
         assert own.loc[("best", prompt)].reached == (1 in best and min(fixed) >= 10)
+
+
+def _session(lengths: tuple[int, ...], seed: int = 0) -> pd.DataFrame:
+    """Random acceptance of one session whose turns have so many tokens after the prefill token."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for turn, n in enumerate(lengths):
+        for drafter in POOL:
+            for position in range(n):
+                left = n - position
+                row = {"prompt_id": f"s.{turn}", "domain": "talks", "repeat": 0, "drafter": drafter}
+                row |= {"position": position, "left": left, "k": 3}
+                row |= {"accepted": min(int(rng.integers(0, 4)), left)}
+                rows.append(
+                    row | {"gamma": rng.random(min(3, left)).astype(np.float32), "reward_bd_full": np.nan}
+                )
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("lengths", [(9, 6, 11), (0, 7), (5, 0, 6)])
+@pytest.mark.parametrize("cfg", [{"kind": "metasd_ucb"}, {"kind": "hedgespec"}], ids=lambda cfg: cfg["kind"])
+def test_every_turn_of_a_session_is_read_anew(world, lengths, cfg):
+    """Seconds of a session are those of its turns, each with its own prompt, for one learner that goes on.
+
+    A turn of no anchor (an answer of one token) has no rounds.
+    """
+    table, prompts = _session(lengths), [7, 30, 55][: len(lengths)]
+    write_table(world / "acceptance.parquet", table)
+    answers = pd.DataFrame(
+        {"prompt_id": [f"s.{t}" for t in range(len(lengths))], "prompt_ids": [[1] * n for n in prompts]}
+    )
+    write_table(world / "answers" / "responses.parquet", answers)
+    stream = {"domains": ["talks"], "prompts_per_domain": None, "order": "blocks", "seed": 0}
+    tables = run(world, {"learner": cfg}, streams={"talks": stream | {"limit": None, "seeds": 1}})
+    own = tables["answers"][tables["answers"].selector == "learner"]
+    assert own.prompt_id.tolist() == ["s"] and own.tokens.tolist() == [sum(lengths)]
+    laid_out = lay_out(table, POOL)
+    made = replay(make_selector(cfg, POOL), laid_out, np.array([0]), EpisodeDraws([(0, 0, "s")], 4))
+    done, first, total = 0, 0, 0.0
+    select = COSTS["select"]["bandit" if cfg["kind"] == "metasd_ucb" else "full"]
+    ends = np.cumsum(made.committed[:, 0])
+    for turn, n in enumerate(lengths):
+        done += n
+        last = int(np.searchsorted(ends, done)) + 1 if n else first
+        assert n == 0 or ends[last - 1] == done, "no draft reaches beyond its turn"
+        rounds = slice(first, last)
+        arms = [POOL[arm] for arm in made.arms[rounds, 0]]
+        total += naive_seconds(
+            arms, made.committed[rounds, 0], made.evaluated[rounds, 0], prompts[turn], select
+        )
+        first = last
+    assert own.seconds.iloc[0] == pytest.approx(total)

@@ -105,7 +105,7 @@ def made(request, llama_world, tmp_path_factory) -> Made:
     costs, out = _costs(root / "costs"), root / "live"
     decode_live(
         live, world.target, [root / "prompts"], world.drafters, root / "gate.json", costs, routes,
-        root / "state" / "live", out,
+        [root / "answers"] if name == "talks" else [], root / "state" / "live", out,
     )  # fmt: skip
     table = with_sessions(read_table(root / "table.parquet"))
     sequences, steps = read_table(out / "sequences.parquet"), read_table(out / "steps.parquet")
@@ -208,7 +208,7 @@ def test_a_carried_method_begins_again_where_a_cell_is_missing(llama_world, tmp_
 
     def run(name):
         decode_live(
-            cfg, world.target, world.prompts, world.drafters, tmp_path / "gate.json", None, None,
+            cfg, world.target, world.prompts, world.drafters, tmp_path / "gate.json", None, None, [],
             tmp_path / "state" / name, tmp_path / name,
         )  # fmt: skip
         steps = read_table(tmp_path / name / "steps.parquet")

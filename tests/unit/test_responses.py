@@ -92,6 +92,24 @@ def test_prompts_enter_while_others_are_at_work(targets, monkeypatch) -> None:
     ]
 
 
+def test_sessions_that_became_too_long_are_passed_over(tmp_path) -> None:
+    rows = [
+        {
+            "id": f"s{n}",
+            "domain": "talks",
+            "prompt": [{"role": "user", "content": "x"}],
+            "turns": [{"content": "x"}],
+        }
+        for n in range(3)
+    ]
+    write_jsonl(tmp_path / "eval.jsonl", rows)
+    arguments = ([tmp_path], lambda messages: [1, 2], 5, 2)
+    assert [item.prompt_id for item in build_stream(*arguments)] == ["s0", "s1"]
+    assert [item.prompt_id for item in build_stream(*arguments, answered={"s0", "s2"})] == ["s0", "s2"]
+    with pytest.raises(DraftpoolError, match="only 1 held-out prompts"):
+        build_stream(*arguments, answered={"s1"})
+
+
 def test_an_answer_of_one_token(targets) -> None:
     target, prompt = load(targets.llama, TAPS), token_ids(6)
     (answer,) = _answers(target, [prompt], [], 1, 4, True)

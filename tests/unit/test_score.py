@@ -213,3 +213,24 @@ def test_an_answer_of_one_token_has_no_anchor(llama_world, tmp_path) -> None:
     )
     score_pool(cfg, world.target, [folder], world.drafters, tmp_path / "s", tmp_path / "table.parquet")
     assert frame.prompt_id[0] not in set(read_table(tmp_path / "table.parquet").prompt_id)
+
+
+@pytest.mark.parametrize("together", [4, 5, 100])
+def test_drafts_are_read_the_same_however_many_at_a_time(llama_world, monkeypatch, together) -> None:
+    """Against one anchor at a time; 13 anchors leave a rest of 1, of 3 and none."""
+    target = load(llama_world.target, TAPS)
+    answers = read_table(llama_world.train[0] / "responses.parquet")
+    row = next(row for row in answers.itertuples() if len(row.response_ids) >= 14)
+    prompt, answer = list(map(int, row.prompt_ids)), list(map(int, row.response_ids))[:14]
+    drafts = torch.randint(5, 60, (13, 3), generator=torch.Generator().manual_seed(0))
+    vocabulary = torch.arange(10, 60)
+    expected = []
+    for place in range(13):
+        ids = [*prompt, *answer[: place + 1], *drafts[place].tolist()]
+        logits = target.forward(torch.tensor([ids]), target.new_cache(len(ids))).logits[0]
+        expected.append(logits[-4:-1].softmax(dim=-1)[:, vocabulary])
+    monkeypatch.setattr(score, "READ_TOGETHER", together)
+    read = score.read_drafts(target, prompt, answer, vocabulary)
+    # Twice: the second drafter's blocks must not see the first one's.
+    for _ in range(2):
+        torch.testing.assert_close(read(drafts), torch.cat(expected), atol=1e-5, rtol=1e-4)

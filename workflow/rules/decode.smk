@@ -55,6 +55,7 @@ rule decode_live:
         lossless=each(LOSSLESS, ARTEFACTS["check_lossless"]),
         costs=upstream("decode_live", "costs", COSTS),
         routes=upstream("decode_live", "routes", ROUTES),
+        answers=upstream("decode_live", "answers", RESPONSES),
     output:
         directory(DECODE),
     log:
@@ -84,6 +85,7 @@ rule decode_live:
             --lossless {input.lossless:q} \
             --costs {input.costs:q} \
             --routes {input.routes:q} \
+            --answers {input.answers:q} \
             --state results/state/{wildcards.id} \
             --threads {threads} \
             --out {output:q}

@@ -46,7 +46,7 @@ class Expected(_Strict):
 class SelectorTest(_Strict):
     """Selector `a` against selector `b`, query by query: relative difference of a total.
 
-    Of rounds, of modelled seconds, or of the rounds until nine of ten seeds play a best drafter (`converged`); on all
+    Of rounds, of modelled seconds, or of the rounds until nine of ten plays are of a best drafter (`converged`); on all
     queries of a stream or on those of one domain.
     """
 
@@ -101,6 +101,10 @@ class RecipeTest(_Strict):
         if taus.empty:
             return None
         taus = taus.pivot(index="prompt_id", columns="drafter", values="tau")
+        # Most prompt sets are scored with the pool alone.
+        seeds = [seed for seed in seeds if all(own[seed] in taus for own in runs.values())]
+        if not seeds:
+            return None
         means = {name: taus[[own[seed] for seed in seeds]].mean(axis=1) for name, own in runs.items()}
         return mean_interval((means[self.a] - means[self.b]).dropna(), resampling), "difference in tau"
 
@@ -203,8 +207,16 @@ def judge(claim: Claim, stats: Path, resampling: Resampling) -> dict[str, Any]:
 
 
 def _headroom(stats: Path, claim: Claim) -> float | None:
-    """Headroom of the best switching sequence on the claim's stream."""
-    stream = getattr(claim.test, "stream", None)
+    """Headroom of the best switching sequence on the claim's stream, or on the one domain that it is about."""
+    stream, domain = getattr(claim.test, "stream", None), getattr(claim.test, "domain", None)
+    if isinstance(claim.test, StatisticTest):
+        stream = claim.test.where.get("stream")
+    if stream is not None and domain is not None:
+        rows = read_tidy(stats, "replay_queries")
+        own = rows[
+            (rows["stream"] == stream) & (rows["domain"] == domain) & (rows["selector"] == "generalist")
+        ]
+        return None if own.empty else float(own["rounds"].sum() / own["switching_rounds"].sum() - 1.0)
     if stream is None or not (stats / "headroom.csv").is_file():
         return None
     rows = read_tidy(stats, "headroom")

@@ -37,7 +37,7 @@ def leaderboard(
     Metrics: ``mat`` (ratio of totals), ``speedup`` (modelled plain seconds / seconds, ratio of totals),
     ``speedup_free`` (evaluation not charged), ``regret`` and ``regret_switching`` (rounds a query), ``regret_seconds``
     (seconds a query against the cheapest fixed arm, plain decoding included), ``best_arm_rate``, ``switches`` (a
-    query), ``evaluated`` (share of rounds), ``converged`` (rounds until nine of ten seeds play a best fixed drafter,
+    query), ``evaluated`` (share of rounds), ``converged`` (rounds until nine of ten plays are of a best fixed drafter,
     censored at the answer's end) and ``converged_share`` (queries in which they do). ``p``: Wilcoxon of the query's
     rounds against the generalist's, ``p_holm`` adjusted over the selectors of a stream and scope.
     The selector ``ensemble`` drafts with all drafters and keeps the longest draft.

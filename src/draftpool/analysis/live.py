@@ -18,6 +18,7 @@ from draftpool.analysis.bootstrap import (
 from draftpool.analysis.metrics import SEQUENCE_KEY, check_decoding, truncate, walk
 from draftpool.analysis.regret import FIXED
 from draftpool.artefacts import read_table
+from draftpool.selectors.base import PLAIN
 
 CELL = ["dtype", "stream", "selector"]
 PARTS = ("draft", "verify", "evaluate", "select", "switch", "commit")
@@ -193,52 +194,58 @@ def mismatches(sequences: pd.DataFrame) -> pd.DataFrame:
 
 
 def agreement(sequences: pd.DataFrame, acceptance: pd.DataFrame) -> pd.DataFrame:
-    """Compare live fixed drafters (float32) with the acceptance table, cut to the live length (D-28).
+    """Compare live fixed drafters with the acceptance table, cut to the live length (D-28).
+
+    In float32 they must agree. In half precision the text may flip at near-ties, so that only answers of the float32
+    text are compared, and of those a drafter's own flips may still change a round.
 
     Returns:
-        Columns stream, drafter, n (answers compared), shortened (of these, answers that the live limit cut),
-        not_compared (answers absent from the table or longer than it), max_difference_rounds,
-        max_difference_tau.
+        Columns dtype, stream, drafter, n (answers compared), other_text (half precision: answers left out), shortened
+        (of the compared, answers that the live limit cut), not_compared (answers absent from the table or longer than
+        it), agreeing (answers with the same rounds), max_difference_rounds, max_difference_tau.
     """
-    live = sequences[(sequences["dtype"] == "float32") & sequences["selector"].str.startswith(FIXED)]
+    answer = ["stream", "prompt_id", "repeat"]
+    live = sequences[sequences["selector"].str.startswith(FIXED)]
     live = live.assign(drafter=live["selector"].str.removeprefix(FIXED))
+    exact = sequences[(sequences["dtype"] == "float32") & (sequences["selector"] == PLAIN)]
+    texts = exact.drop_duplicates(answer).set_index(answer)["sha256"].rename("exact_text")
+    live = live.join(texts, on=answer)
     own = (
         acceptance.groupby(["prompt_id", "repeat"], observed=True)[["position", "left"]].first().sum(axis=1)
         + 1
     )
     rows = []
-    for (stream, drafter), group in live.groupby(["stream", "drafter"], observed=True):
+    for (dtype, stream, drafter), group in live.groupby(["dtype", "stream", "drafter"], observed=True):
         group = group[group["rounds"] > 0].drop_duplicates(["prompt_id", "repeat"])
+        other = (
+            group["sha256"] != group["exact_text"] if dtype != "float32" else pd.Series(False, group.index)
+        )
+        head = {"dtype": dtype, "stream": stream, "drafter": drafter, "other_text": int(other.sum())}
+        group = group[~other]
         table = truncate(
             acceptance[acceptance["drafter"] == drafter], group[["prompt_id", "repeat", "n_tokens"]]
         )
-        walked = walk(table)[["prompt_id", "repeat", "tokens", "rounds"]] if len(table) else None
-        head = {"stream": stream, "drafter": drafter}
-        if walked is None:
-            rows.append({**head, "n": 0, "shortened": 0, "not_compared": len(group)})
+        if table.empty:
+            rows.append({**head, "n": 0, "shortened": 0, "not_compared": len(group), "agreeing": 0})
             continue
+        walked = walk(table)[["prompt_id", "repeat", "tokens", "rounds"]]
         both = group.merge(walked, on=["prompt_id", "repeat"], suffixes=("", "_walk"))
         both = both.merge(own.rename("own").reset_index(), on=["prompt_id", "repeat"])
         taus = both["tokens"] / both[["rounds", "rounds_walk"]].T
+        difference = (both["rounds"] - both["rounds_walk"]).abs()
         rows.append(
             {
                 **head,
                 "n": len(both),
                 "shortened": int((both["n_tokens"] < both["own"]).sum()),
                 "not_compared": len(group) - len(both),
-                "max_difference_rounds": int((both["rounds"] - both["rounds_walk"]).abs().max()),
+                "agreeing": int((difference == 0).sum()),
+                "max_difference_rounds": int(difference.max()),
                 "max_difference_tau": float((taus.loc["rounds"] - taus.loc["rounds_walk"]).abs().max()),
             }
         )
-    columns = [
-        "stream",
-        "drafter",
-        "n",
-        "shortened",
-        "not_compared",
-        "max_difference_rounds",
-        "max_difference_tau",
-    ]
+    columns = ["dtype", "stream", "drafter", "n", "other_text", "shortened", "not_compared", "agreeing"]
+    columns += ["max_difference_rounds", "max_difference_tau"]
     return pd.DataFrame(rows, columns=columns)
 
 

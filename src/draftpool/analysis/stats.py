@@ -63,7 +63,8 @@ def compute_stats(
     """Compute every statistic of a study.
 
     Args:
-        cfg: ``study, domains, drafters, pool, generalist, compare, bootstrap`` (see ``Plan.stats_cfg``).
+        cfg: ``study, domains, drafters, pool, generalist, compare, temperature, sampled, bootstrap`` (see
+            ``Plan.stats_cfg``).
         acceptance: Acceptance tables.
         decodes: Folders with ``steps.parquet`` and ``sequences.parquet``; empty for a study without live
             decoding.
@@ -115,6 +116,7 @@ def compute_stats(
         write_json(folder / "summary.json", summary)
         described = {key: cfg[key] for key in ("study", "domains", "pool", "generalist")}
         described |= {"confidence": resampling.confidence, "exact_dtype": exact, "timed_dtype": timed}
+        described |= {"costs_dtype": cfg["costs_dtype"]}
         write_json(folder / "meta.json", described)
         write_provenance(folder, cfg)
 
@@ -233,9 +235,9 @@ def _decoded(
         "position_rates": position_rates(steps),
         "mismatches": live.mismatches(by_turn),
     }
-    # The acceptance table holds greedy texts of the domains; a sampled one has other anchors.
+    # But for sampled prompt sets the acceptance table holds greedy texts; a sampled one has other anchors.
     if cfg.get("temperature", 0.0) > 0.0:
-        table = table[~table["domain"].isin(cfg["domains"])]
+        table = table[table["domain"].isin(cfg["sampled"])]
     found["agreement"] = live.agreement(by_turn, table)
     # A half-precision text depends on the drafter, so its rounds are not comparable between arms.
     if exact == "float32" and cfg["pool"]:
@@ -309,8 +311,11 @@ def _headroom(
     pool["drafter"] = pool["drafter"].cat.remove_unused_categories()
     streams = {HELD_OUT: set(pool.loc[pool["domain"].isin(cfg["domains"]), "prompt_id"])}
     if len(sequences):
+        # A session is one query, which its turns are not: its stream's headroom comes from replay.
+        alone = with_sessions(sequences)
+        alone = alone[alone["session"] == alone["prompt_id"]]
         streams |= {
-            stream: set(group["prompt_id"]) for stream, group in sequences.groupby("stream", observed=True)
+            stream: set(group["prompt_id"]) for stream, group in alone.groupby("stream", observed=True)
         }
     frames = []
     for stream, prompts in streams.items():

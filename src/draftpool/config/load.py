@@ -6,7 +6,7 @@ import copy
 import difflib
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -72,16 +72,22 @@ def _follow(location: tuple) -> tuple[tuple, list[str]]:
     """
     shown: list[Any] = []
     candidates: list[type[BaseModel]] = [models.Study]
+    name_is_next = False
     for part in location:
-        chosen = [model for model in candidates if part in _kinds(model)] if len(candidates) > 1 else []
+        tagged = [] if name_is_next or len(candidates) < 2 else candidates
+        chosen = [model for model in tagged if part in _kinds(model)]
         if chosen:
             candidates = chosen
             continue
         shown.append(part)
+        if name_is_next:
+            # The models stay those of the mapping's values, whatever the entry is called.
+            name_is_next = False
+            continue
         fields = [model.model_fields[str(part)] for model in candidates if str(part) in model.model_fields]
-        # A key of a mapping (domain name, recipe name): the models stay those of the mapping's values.
         if fields:
             candidates = block_models(fields[0].annotation)
+            name_is_next = get_origin(fields[0].annotation) is dict and bool(candidates)
     return tuple(shown), [key for model in candidates for key in model.model_fields]
 
 

@@ -61,7 +61,7 @@ class Domain(Strict):
 
 
 class Responses(Strict):
-    """The target's own greedy answers, which drafters are trained and scored on."""
+    """The target's own answers, which drafters are trained and scored on: greedy, but for sampled prompt sets."""
 
     max_new_tokens: int = Field(96, description="Tokens per answer, end-of-text token included.", ge=2)
     max_prompt_tokens: int = Field(
@@ -223,7 +223,7 @@ class Score(Strict):
     bd_full_prompts: int = Field(
         0,
         description="Held-out prompts of each trained domain in which the target reads every draft to its end, so that "
-        "selectors with `reward: bd_full` can be replayed there: a pass per drafter and position.",
+        "selectors with `reward: bd_full` can be replayed there.",
         ge=0,
     )
 

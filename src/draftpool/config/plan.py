@@ -351,6 +351,8 @@ class Plan:
             "pool": list(self.study.pool),
             "generalist": self.study.generalist,
             "temperature": self.study.decode.temperature,
+            "sampled": [name for name in self.prompt_sets if temperature_of(self.study, name) > 0.0],
+            "costs_dtype": self.dtypes[-1],
             "compare": [compare.model_dump() for compare in self.study.compare],
             "bootstrap": self.study.bootstrap.model_dump(),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from draftpool.config.ids import make_id
-from draftpool.config.plan_prompts import stream_sampling
+from draftpool.config.plan_prompts import is_session, stream_sampling
 from draftpool.config.plan_replay import costs_artefact, router_artefact
 from draftpool.selectors.base import PLAIN, arms_of
 
@@ -70,6 +70,9 @@ def decode_artefacts(plan: Plan, make: type[Artefact]) -> dict[tuple[str, str], 
             inputs = {
                 "target": plan.target.id,
                 "prompts": [plan.held_out[domain].id for domain in domains],
+                "answers": [
+                    plan.responses[name, "eval"].id for name in domains if is_session(plan.study, name)
+                ],
             } | context
             made[name, dtype] = make(make_id(f"{name}-{dtype}", cfg | inputs), cfg, inputs)
     return made

@@ -20,10 +20,12 @@ def known_names(wanted: list[str] | str, known: list[str], every: list[str], whe
     """Names that a key asks for; `all` stands for `every`.
 
     Raises:
-        DraftpoolError: If a name is not known.
+        DraftpoolError: If a name is not known, comes twice, or there is none.
     """
     if wanted == "all":
         return list(every)
+    if not wanted or len(set(wanted)) < len(wanted):
+        raise DraftpoolError("no domain, or one named twice", f"config key `{where}`", "name each once")
     for name in wanted:
         if name not in known:
             raise DraftpoolError(
@@ -64,11 +66,21 @@ def check_sets(plan: Plan) -> None:
         DraftpoolError: If a set is called like a domain, a stream like another one, or a name is unknown.
     """
     study = plan.study
-    for name in study.prompt_sets:
+    for name, options in study.prompt_sets.items():
+        where = f"config key `prompt_sets.{name}`"
         if name in study.domains:
+            raise DraftpoolError(f"`{name}` is a domain already", where, "rename one of the two")
+        domains = plan.domain_names(options.domains, f"prompt_sets.{name}.domains")
+        if isinstance(options, Sessions) and options.turns > len(domains):
             raise DraftpoolError(
-                f"`{name}` is a domain already", f"config key `prompt_sets.{name}`", "rename one of the two"
+                f"{options.turns} turns from {len(domains)} domains",
+                where,
+                "every turn comes from another domain",
             )
+    if HELD_OUT in study.decode.streams:
+        raise DraftpoolError(
+            "this stream is there already", f"config key `decode.streams.{HELD_OUT}`", "rename it"
+        )
     streams = {f"decode.streams.{name}": stream for name, stream in study.decode.streams.items()}
     if study.replay is not None:
         for name, stream in study.replay.streams.items():
@@ -149,6 +161,11 @@ def temperature_of(study: Study, name: str) -> float:
     """Temperature of the held-out answers of a domain or prompt set."""
     options = study.prompt_sets.get(name)
     return options.temperature if isinstance(options, Sampled) else 0.0
+
+
+def is_session(study: Study, name: str) -> bool:
+    """Whether a name stands for a prompt set of sessions."""
+    return isinstance(study.prompt_sets.get(name), Sessions)
 
 
 def stream_sampling(study: Study, names: list[str], where: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Reworded(_PromptSet):
 
     kind: Literal["reworded"] = Field(description="Kind of set.")
     how: Literal["typos", "reasoning", "template", "llm"] = Field(
-        description="`typos`: slips of the keyboard; `reasoning`: a long instruction on how to think goes ahead; "
+        description="`typos`: slips of the keyboard; `reasoning`: a long instruction on how to think stands beside it; "
         "`template`: the request stands in another prompt format; `llm`: a model says it in its own words."
     )
     rate: float = Field(0.2, description="`typos`: share of the words with a slip.", gt=0.0, le=1.0)

@@ -14,7 +14,8 @@ from draftpool.selectors.base import make_selector
 from draftpool.training.objectives.base import make_objective
 
 # Names that stand for something else in tables and in summary.json.
-RESERVED = ("plain", "best_fixed", "best_fixed_query", "best_fixed_stream", "generalist", "ensemble")
+RESERVED = ("plain", "generalist", "ensemble")
+RESERVED += ("best_fixed", "best_fixed_query", "best_fixed_stream", "best_switching")
 # Selectors that a stage plays whatever its configuration says.
 ALWAYS = {"check_lossless": ("plain", "round_robin"), "decode_live": ("plain", "fixed")}
 ALWAYS["profile_costs"] = ("metasd_ucb", "hedgespec")
@@ -55,7 +56,9 @@ def check_kinds(plan: Plan) -> None:
             make_objective(run.recipe.objective.model_dump(), run.recipe.model.block_size)
         except DraftpoolError as error:
             raise DraftpoolError(str(error), f"drafter `{name}`") from error
-    replayed = {} if plan.study.replay is None else plan.study.replay.selectors
+    replay = plan.study.replay
+    replayed = {} if replay is None else replay.selectors
+    sized = [] if replay is None or replay.pool_sizes is None else replay.pool_sizes.selectors
     for block, selectors in (("selectors", plan.study.selectors), ("replay.selectors", replayed)):
         for name, selector in selectors.items():
             key = f"config key `{block}.{name}`"
@@ -65,6 +68,12 @@ def check_kinds(plan: Plan) -> None:
                 made = make_selector(selector, [*(plan.study.pool or plan.runs), "plain"])
             except DraftpoolError as error:
                 raise DraftpoolError(str(error), key) from error
+            if made.reads_bd_full and name in sized:
+                raise DraftpoolError(
+                    "BD of all slots is known on a few prompts only",
+                    "config key `replay.pool_sizes.selectors`",
+                    f"leave `{name}` out",
+                )
             reads_artefact = made.plays_plain or selector["kind"] == "router"
             if reads_artefact and plan.study.replay is None:
                 raise DraftpoolError(

@@ -61,7 +61,7 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
         raise DraftpoolError(
             f"none of {len(rows)} {cfg['split']} prompts of `{cfg['domain']}` has at most "
             f"{cfg['max_prompt_tokens']} tokens",
-            "config key `responses.max_prompt_tokens`",
+            f"config key `{'prompt_sets.' + cfg['domain'] if asked[0].in_session else 'responses'}.max_prompt_tokens`",
             "raise it or choose shorter prompts",
         )
     table, taps, offset = [], [], 0

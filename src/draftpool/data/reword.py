@@ -10,6 +10,7 @@ from draftpool import draws
 from draftpool.data.generation import answer_prompts
 from draftpool.targets.base import TargetModel
 from draftpool.targets.load import end_ids, prompt_ids
+from draftpool.targets.memory import check_batch
 
 # Shorter words stay as they are: a slip would make another word of most.
 _WORD = re.compile(r"[A-Za-z]{4,}")
@@ -93,6 +94,9 @@ def reworded_by_model(texts: list[str], model: TargetModel, tokenizer, batch: in
         model: The rewording model.
         tokenizer: Its tokenizer, with a chat template.
         batch: Requests at the same time.
+
+    Raises:
+        DraftpoolError: If the batch does not fit into memory.
     """
     prompts = [
         prompt_ids(tokenizer, [{"role": "user", "content": LLM.replace("{text}", text)}]) for text in texts
@@ -101,6 +105,15 @@ def reworded_by_model(texts: list[str], model: TargetModel, tokenizer, batch: in
     ends = end_ids(tokenizer, model.hf_config)
     made = list(texts)
     limit = round(LONGER * longest) + MORE_TOKENS
+    if model.supports_batches:
+        longest_prompt = max(map(len, prompts))
+        check_batch(
+            model,
+            min(batch, len(prompts)),
+            longest_prompt + limit,
+            longest_prompt,
+            "config key `responses.batch_sequences`",
+        )
     for index, answer in answer_prompts(model, prompts, ends, limit, batch, with_taps=False):
         # Each has its own room: a small model may go on for ever.
         room = round(LONGER * len(tokenizer(texts[index])["input_ids"])) + MORE_TOKENS

@@ -79,6 +79,7 @@ def build_stream(
     prompts_per_domain: int | None,
     order: str = "blocks",
     seed: int = 0,
+    answered: set[str] | None = None,
 ) -> list[StreamItem]:
     """Take the first held-out prompts of every domain and put them in order.
 
@@ -89,6 +90,7 @@ def build_stream(
         prompts_per_domain: Prompts (or sessions) of each domain or prompt set; None: all.
         order: `blocks` (domain after domain) or `shuffled`.
         seed: Seed of the order.
+        answered: Sessions that were answered to their end; others, whose later turns are too long, are passed over.
 
     Raises:
         DraftpoolError: If a domain has too few prompts.
@@ -97,9 +99,10 @@ def build_stream(
     for folder in prompts:
         taken = []
         for row in read_jsonl(folder / "eval.jsonl"):
-            ids = tokenise(row["prompt"])
-            if len(ids) <= max_prompt_tokens:
-                taken.append((row["id"], row["domain"], ids, turns_of(row) if "turns" in row else None))
+            ids, session = tokenise(row["prompt"]), "turns" in row
+            whole = not session or answered is None or row["id"] in answered
+            if whole and len(ids) <= max_prompt_tokens:
+                taken.append((row["id"], row["domain"], ids, turns_of(row) if session else None))
             if len(taken) == prompts_per_domain:
                 break
         if len(taken) < (prompts_per_domain or 1):

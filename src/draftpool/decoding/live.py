@@ -13,6 +13,7 @@ from draftpool.artefacts import (
     atomic_dir,
     content_hash,
     read_json,
+    read_table,
     write_json,
     write_provenance,
     write_table,
@@ -43,6 +44,14 @@ def _scratch(cfg: dict, content: str, device: torch.device, state: Path) -> Path
     fixed = {name: value for name, value in cfg.items() if name not in ("selectors", "selector_seeds")}
     conditions = [str(device), torch.get_num_threads(), torch.__version__]
     return state.parent / f"live-{make_key([fixed, content, conditions])}"
+
+
+def _answered(folders: list[Path]) -> set[str] | None:
+    """Sessions with answers; None where there are no sessions."""
+    if not folders:
+        return None
+    tables = [read_table(folder / "responses.parquet", columns=["prompt_id"]) for folder in folders]
+    return {session_of(prompt)[0] for table in tables for prompt in table["prompt_id"]}
 
 
 def _broken_off(scratch: Path, items: list[StreamItem], repeats: int, methods: list[Method]) -> set[str]:
@@ -137,10 +146,10 @@ class Decoder:
             name = item.prompt_id if session is None else turn_id(session, turn)
             self._draw_noise(name, repeat)
             starts: dict[tuple[int, ...], Prefilled] = {}
-            results = {}
+            results, prompts_of = {}, {}
             for place in order:
                 method = methods[place]
-                ids = self._prompt(item, turn, answers[place])
+                ids = prompts_of[place] = self._prompt(item, turn, answers[place])
                 if tuple(ids) not in starts:
                     starts[tuple(ids)] = self.prefill(ids)
                 selector, resumed = selectors[place]
@@ -158,9 +167,11 @@ class Decoder:
                 answers[place].append(results[place].tokens)
                 played[place] += len(results[place].rounds)
                 shown.update(int(turn == turns - 1))
-            plain = next(results[place] for place in order if methods[place].name == PLAIN)
+            plain_place = next(place for place in order if methods[place].name == PLAIN)
+            plain = results[plain_place]
             for place in order:
-                rows = self._rows(methods[place], item, name, repeat, results[place], plain)
+                same = prompts_of[place] == prompts_of[plain_place]
+                rows = self._rows(methods[place], item, name, repeat, results[place], plain, same)
                 found[methods[place].key]["sequences"].append(rows[0])
                 found[methods[place].key]["steps"] += rows[1]
         return found
@@ -186,8 +197,16 @@ class Decoder:
                 gumbel_noise(self.bench.target.head_weight.shape[0], repeat, prompt_id, position)
 
     def _rows(
-        self, method: Method, item: StreamItem, prompt_id: str, repeat: int, result: Result, plain: Result
+        self,
+        method: Method,
+        item: StreamItem,
+        prompt_id: str,
+        repeat: int,
+        result: Result,
+        plain: Result,
+        same_prompt: bool,
     ) -> tuple[dict, list[dict]]:
+        """Sequence row and step rows; behind a half-precision flip in an earlier turn the texts are not comparable."""
         common = {
             "stream": self.cfg["stream"],
             "selector": method.name,
@@ -198,7 +217,7 @@ class Decoder:
             "prompt_index": item.index,
             "dtype": self.cfg["dtype"],
         }
-        place = first_difference(result.tokens, plain.tokens)
+        place = first_difference(result.tokens, plain.tokens) if same_prompt else 0
         sequence = common | {
             "sha256": sha256_of_ids(result.tokens),
             "n_tokens": len(result.tokens),
@@ -210,7 +229,7 @@ class Decoder:
             "plain_sha256": sha256_of_ids(plain.tokens),
             "matches_plain": place < 0,
             "first_mismatch": place,
-            "top2_margin": plain.margins[place] if 0 <= place < len(plain.margins) else None,
+            "top2_margin": plain.margins[place] if same_prompt and 0 <= place < len(plain.margins) else None,
         }
         return sequence, [common | row for row in result.rounds]
 
@@ -223,6 +242,7 @@ def decode_live(
     lossless: Path,
     costs: Path | None,
     routes: Path | None,
+    answers: list[Path],
     state: Path,
     out: Path,
 ) -> None:
@@ -238,6 +258,7 @@ def decode_live(
         lossless: Report of the gate; without it nothing is decoded.
         costs: Folder of profile_costs, if a selector weighs costs.
         routes: Folder of train_router, if there are routers.
+        answers: Response folders of the prompt sets of sessions, which tell those that do not become too long.
         state: Scratch folder; finished prompts are kept beside it and not decoded again.
         out: Folder to write.
 
@@ -247,14 +268,19 @@ def decode_live(
     read_json(lossless)
     folders = named_folders(cfg, drafters)
     bench = load_workbench(cfg, target, folders, getattr(torch, cfg["dtype"]))
-    methods = methods_of(cfg, bench.draft_lengths, costs, routes)
+    items = bench.stream(
+        prompts,
+        cfg["max_prompt_tokens"],
+        cfg["prompts_per_domain"],
+        cfg["order"],
+        cfg["stream_seed"],
+        _answered(answers),
+    )
+    methods = methods_of(cfg, bench.draft_lengths, [item.prompt_id for item in items], costs, routes)
     scratch = _scratch(cfg, content_hash(target, *prompts, *drafters), bench.target.device, state)
     # At temperature 0 there is one text per prompt.
     repeats = cfg["repeats"] if cfg["temperature"] > 0.0 else 1
     decoder = Decoder(bench, cfg)
-    items = bench.stream(
-        prompts, cfg["max_prompt_tokens"], cfg["prompts_per_domain"], cfg["order"], cfg["stream_seed"]
-    )
     cells, cold = [], True
     broken = _broken_off(scratch, items, repeats, methods)
     with bar(

@@ -77,13 +77,18 @@ class Method:
 
 
 def methods_of(
-    cfg: dict, lengths: dict[str, int], costs: Path | None = None, routes: Path | None = None
+    cfg: dict,
+    lengths: dict[str, int],
+    queries: list[str],
+    costs: Path | None = None,
+    routes: Path | None = None,
 ) -> list[Method]:
     """Plain decoding, every drafter alone, and every selector at every seed.
 
     Args:
         cfg: `drafters`, `pool`, `selectors`, `selector_seeds`; with routers `homes` and `generalist`.
         lengths: Tokens that each drafter drafts.
+        queries: Prompts and sessions of the stream: routes of others are no part of a router's key.
         costs: Folder of profile_costs, if a selector weighs costs.
         routes: Folder of train_router, if there are routers.
 
@@ -105,7 +110,8 @@ def methods_of(
             table = load_routes(routes, cfg["homes"], arms, cfg["generalist"])
             # Filled in, so that the key and the context know the features.
             selector = make_selector(selector, arms).params.model_dump() | {"kind": "router"}
-            arm_by_prompt = tuple(table[selector["features"]].astype(int).items())
+            own = table[selector["features"]].reindex(queries).dropna().astype(int)
+            arm_by_prompt = tuple(own.items())
         methods += [
             Method(name, selector, list(arms), seed, seconds, arm_by_prompt) for seed in cfg["selector_seeds"]
         ]

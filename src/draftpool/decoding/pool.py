@@ -35,6 +35,7 @@ class Workbench:
         prompts_per_domain: int | None,
         order: str,
         seed: int,
+        answered: set[str] | None = None,
     ) -> list[StreamItem]:
         """Build a stream (see :func:`draftpool.data.streams.build_stream`)."""
         return build_stream(
@@ -44,6 +45,7 @@ class Workbench:
             prompts_per_domain,
             order,
             seed,
+            answered,
         )
 
 

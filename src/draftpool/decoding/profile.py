@@ -113,7 +113,8 @@ def profile_decode(
         DraftpoolError: If a method is unknown.
     """
     bench = load_workbench(cfg, target, named_folders(cfg, drafters), getattr(torch, cfg["dtype"]))
-    methods = methods_of(cfg, bench.draft_lengths, costs, routes)
+    (item, *_) = bench.stream(prompts, cfg["max_prompt_tokens"], 1, cfg["order"], cfg["stream_seed"])
+    methods = methods_of(cfg, bench.draft_lengths, [item.prompt_id], costs, routes)
     known = {method.name: method for method in reversed(methods)}
     for name in cfg["methods"]:
         if name not in known:
@@ -123,7 +124,6 @@ def profile_decode(
                 f"known: {', '.join(sorted(known))}",
             )
     decoder = Decoder(bench, cfg)
-    (item, *_) = bench.stream(prompts, cfg["max_prompt_tokens"], 1, cfg["order"], cfg["stream_seed"])
     activities = [ProfilerActivity.CPU]
     if bench.target.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)

@@ -36,7 +36,7 @@ def draw(stats: Path, out: Path) -> None:
     axes[0, 1].axvline(1, color="black", lw=0.8, ls="--")
     axes[0, 0].set_yticks(at, [style.selector_label(name, meta["generalist"]) for name in regret.index])
     axes[0, 0].set_xlabel("regret (rounds per query)")
-    axes[0, 1].set_xlabel(f"modelled speed-up ({meta['timed_dtype']} costs)")
+    axes[0, 1].set_xlabel(f"modelled speed-up ({meta['costs_dtype']} costs)")
     note = (
         f"Exact replay, selector seeds averaged within a prompt. Bars: {style.percent(meta['confidence'])} bootstrap "
         f"intervals over {style.counts_text(regret['n'])} prompts. Dashed: best fixed drafter, plain decoding."

@@ -39,9 +39,11 @@ def price(
     """
     episodes = len(which)
     rows = np.arange(episodes)
-    position, turn = np.zeros(episodes, dtype=np.int64), np.zeros(episodes, dtype=np.int64)
+    position = np.zeros(episodes, dtype=np.int64)
     base, last = which * answers.length, answers.tokens[which] - 1
-    place = prompt_tokens[which, 0].astype(np.float64)
+    # Not always turn 0: an answer of one token has no round.
+    turn = answers.turn[base]
+    place = prompt_tokens[which, turn].astype(np.float64)
     read = np.zeros((episodes, len(costs.arms)))
     evaluated_to = np.zeros(episodes)
     total, evaluation, catch_up = np.zeros(episodes), np.zeros(episodes), np.zeros(episodes)

@@ -90,7 +90,7 @@ class Stream:
         place = {prompt: index for index, prompt in enumerate(prompts)}
         self.index = frame["prompt_id"].astype(str).map(place).to_numpy(dtype=np.int64)
         self.prompt_tokens = lengths.loc[frame["prompt_id"].astype(str)].fillna(0).to_numpy(dtype=np.int64)
-        self._draws: dict[int, tuple[Ints, EpisodeDraws]] = {}
+        self._draws: dict[tuple[int, int], EpisodeDraws] = {}
 
     def offers(self, selector: Selector) -> bool:
         """Whether the acceptance table holds the rewards that a selector reads."""
@@ -379,6 +379,7 @@ def replay_selectors(
                     laid_out[arms] = stream, load_costs(costs, arms, stream.answers.k)
                 stream, model = laid_out[arms]
                 if not stream.offers(make_selector(selector, arms)):
+                    print(f"{method} is left out on {name}: not every draft was read there", flush=True)
                     shown.update(1)
                     continue
                 for kind, frame in play(method, selector, stream, model, routed, seeds).items():

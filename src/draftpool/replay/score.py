@@ -162,10 +162,10 @@ def _score_answers(
 ) -> dict[str, pd.DataFrame]:
     rows: dict[str, list[dict]] = {name: [] for name in models}
     tokens = disagreeing = 0
-    for number, row in enumerate(table.itertuples()):
+    # An answer of one token has no anchor.
+    answered = table[table["response_ids"].map(len) > 1]
+    for number, row in enumerate(answered.itertuples()):
         answer = [int(token) for token in row.response_ids]
-        if len(answer) < 2:
-            continue
         prompt = [int(token) for token in row.prompt_ids]
         taps, logits = read_answer(target, prompt, answer)
         tokens += len(answer)
