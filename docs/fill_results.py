@@ -142,6 +142,17 @@ def _tau_sets(stats: Path) -> pd.DataFrame:
     return wide.assign(drafter=wide["drafter"].map(run_label))
 
 
+def _memory(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats / "memory.csv")
+    return pd.DataFrame(
+        {
+            "drafter": rows["drafter"].map(run_label),
+            "weights of its own (MB)": (rows["weights"] / 1e6).map("{:.1f}".format),
+            "state per 1,000 tokens (MB)": (rows["state"] * 1000 / 1e6).map("{:.2f}".format),
+        }
+    )
+
+
 def _converged(stats: Path) -> pd.DataFrame:
     rows = pd.read_csv(stats / "leaderboard.csv")
     rows = rows[(rows["stream"] == "heldout") & (rows["scope"] == "all")]
@@ -184,6 +195,7 @@ VIEWS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "streams": _streams,
     "tau_sets": _tau_sets,
     "converged": _converged,
+    "memory": _memory,
 }
 
 

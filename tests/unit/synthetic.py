@@ -56,6 +56,9 @@ def study(
         "domains": domains,
         "drafters": drafters,
         "pool": pool,
+        "temperature": 0.0,
+        "sampled": [],
+        "costs_dtype": "float32",
         "generalist": "generalist_long-s0",
         "compare": [
             {"a": "generalist_dpace", "b": "generalist_dflash"},
@@ -327,6 +330,7 @@ def replayed(folder: Path, cfg: dict) -> Path:
         "evaluate": 0.006,
         "evaluate_catch_up": line,
         "select": {"bandit": 0.0001, "full": 0.0002},
+        "memory": dict.fromkeys(pool, {"weights": 1000, "state": 16.0}),
     }
     write_json(folder / "costs" / "costs.json", costs)
     stream = {

@@ -6,11 +6,12 @@ import json
 
 import numpy as np
 import pytest
-from tiny import TAPS, named
+from tiny import TAPS, load, named
 
 from draftpool.decoding import costs
 from draftpool.decoding.cost_model import load_costs
 from draftpool.decoding.costs import profile_costs
+from draftpool.drafters.block_live import load_model
 from draftpool.errors import DraftpoolError
 
 
@@ -29,6 +30,12 @@ def test_every_part_has_a_price(llama_world, tmp_path):
         seconds > 0 for seconds in [*made["verify"].values(), *made["draft"].values(), made["evaluate"]]
     )
     assert set(made["select"]) == {"bandit", "full"}
+    for folder in world.drafters:
+        drafter = load_model(folder, load(world.target, TAPS))
+        own = sum(4 * tensor.numel() for tensor in (*drafter.parameters(), drafter.head))
+        config = drafter.config
+        state = 2 * 4 * config.n_layers * config.kv_heads * config.head_dim
+        assert made["memory"][folder.name] == {"weights": own, "state": state}
     # Drafters of different shape are evaluated one by one; together they cost more than the dearest alone.
     assert made["evaluate_catch_up"] is None and made["evaluate"] > max(made["draft"].values())
     assert all(low <= high for low, high in made["spread"].values())

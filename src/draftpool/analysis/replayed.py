@@ -21,8 +21,8 @@ BANDIT = "ucb_bd"
 
 
 def read_replays(folders: Sequence[Path]) -> dict[str, pd.DataFrame]:
-    """Tables answers, arms, curves, oracles and rewards of all replay folders, and pool_sizes where there are any."""
-    kinds = ["answers", "arms", "curves", "oracles", "rewards"]
+    """Tables answers, arms, curves, oracles, rewards and memory of all replay folders; pool_sizes if it is there."""
+    kinds = ["answers", "arms", "curves", "oracles", "rewards", "memory"]
     if all((folder / "pool_sizes.parquet").is_file() for folder in folders):
         kinds.append("pool_sizes")
     return {
@@ -275,6 +275,7 @@ def replay_statistics(
     found = {
         "replay_queries": named,
         "streams": against_generalist(named, resampling),
+        "memory": replays["memory"],
         "feedback": feedback(replays, queries, BANDIT, resampling),
         "leaderboard": leaderboard(replays["arms"], queries, cfg["generalist"], resampling),
         "regret_by_length": regret_by_length(queries, resampling),

@@ -86,7 +86,8 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
         out: Folder to write. `verify` maps a number of tokens to seconds (its product with the host included),
             `draft` a drafter; `catch_up` a drafter to a line (`fixed` + `per_token`); `evaluate` is all drafters at
             one anchor without their catch-up, `evaluate_catch_up` theirs; `select` is the time of selecting and
-            learning in a round, for `bandit` and for `full` information.
+            learning in a round, for `bandit` and for `full` information; `memory` holds the bytes of every drafter:
+            `weights` of its own (what it shares with the target left out) and `state` per token of the sequence.
 
     Raises:
         DraftpoolError: If a drafter does not fit, or no answer is long enough.
@@ -148,6 +149,16 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
         few, slow = (median[f"catch_up {count} {name}"] for count in (FEW, many))
         per_token = max(0.0, (slow - few) / (many - FEW))
         lines[name] = {"fixed": max(0.0, few - FEW * per_token), "per_token": per_token}
+    memory = {
+        name: {
+            "weights": sum(
+                tensor.numel() * tensor.element_size()
+                for tensor in (*drafter.model.parameters(), drafter.model.head)
+            ),
+            "state": drafter.state_bytes() / drafter.length,
+        }
+        for name, drafter in pool.items()
+    }
     lengths = np.array([drafter.k for drafter in pool.values()])
     costs = {
         "context": len(prompt) + len(answer),
@@ -156,6 +167,7 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
         "evaluate": median["evaluate"],
         "evaluate_catch_up": lines.pop("evaluate", None),
         "catch_up": lines,
+        "memory": memory,
         "select": {
             name: selection_seconds(selector, list(pool), lengths, cfg["repeats"])
             for name, selector in SELECTION.items()
