@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 FLAGS = {
     "fetch_target": [],
     "prepare_prompts": [],
+    "prepare_set": ["--prompts", "p", "q", "--model", "m"],
     "generate_responses": ["--target", "t", "--prompts", "p"],
     "train_drafter": ["--target", "t", "--responses", "a", "b", "--init", "i", "--state", "s"],
     "check_lossless": ["--target", "t", "--prompts", "p", "--drafters", "d"],
@@ -28,7 +29,7 @@ FLAGS = {
     "decode_live": ["--target", "t", "--prompts", "p", "--drafters", "d", "--lossless", "l", "--state", "s"],
     "profile_decode": ["--target", "t", "--prompts", "p", "--drafters", "d"],
     "profile_costs": ["--target", "t", "--responses", "a", "--drafters", "d"],
-    "train_router": ["--prompts", "p", "--train", "a", "--heldout", "b"],
+    "train_router": ["--prompts", "p", "--train", "a", "--heldout_prompts", "p", "--heldout", "b"],
     "replay_selectors": ["--acceptance", "a", "--costs", "c", "--responses", "r", "--routes", "q"],
     "judge_claims": ["--stats", "t"],
     "compute_stats": ["--acceptance", "a", "--training", "d", "--lossless", "l", "--responses", "r"],

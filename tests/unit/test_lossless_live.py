@@ -113,6 +113,7 @@ class Live:
             gate,
             None,
             None,
+            [],
             state,
             out,
         )
