@@ -352,7 +352,8 @@ def replayed(folder: Path, cfg: dict) -> Path:
             "selectors": ["ucb_bd", "normal_hedge"],
         },
         "generalist": pool[0],
-        "selectors": {"ucb_bd": {"kind": "metasd_ucb"}, "normal_hedge": {"kind": "hedgespec"}},
+        "selectors": {"ucb_bd": {"kind": "metasd_ucb"}, "normal_hedge": {"kind": "hedgespec"}}
+        | {"ucb_full": {"kind": "metasd_ucb", "reward": "bd_full"}},
         "few": [],
         "few_seeds": 1,
         "streams": {
@@ -371,7 +372,9 @@ def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, liv
     acceptance = acceptance_table(cfg, prompts, length)
     # What no drafter was trained on is scored with the pool alone.
     abroad = acceptance_table(cfg | {"domains": [OUTSIDE]}, 3, length)
-    everything = pd.concat([acceptance, abroad[abroad["drafter"].isin(cfg["pool"])]], ignore_index=True)
+    # There the target read all drafts, so that one selector more can be replayed.
+    abroad = abroad[abroad["drafter"].isin(cfg["pool"])].assign(reward_bd_full=0.5)
+    everything = pd.concat([acceptance, abroad], ignore_index=True)
     write_table(folder / "acceptance.parquet", everything)
     decodes = []
     for dtype in ("float32", "bfloat16") if live else ():

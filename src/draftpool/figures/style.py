@@ -113,10 +113,11 @@ def frame(figure: Figure, title: str, note: str, legend: Axes | None = None, col
 
 
 def readable_cells(axes: Axes) -> None:
-    """Give each number of a heat map the ink, dark or white, that contrasts more with its cell."""
+    """Give each number of a heat map the ink, dark or white, that contrasts more with its cell; gaps have none."""
     cells = axes.collections[0]
     cells.update_scalarmappable()
-    for text, colour in zip(axes.texts, cells.get_facecolors(), strict=True):
+    filled = cells.get_facecolors()[~np.ma.getmaskarray(cells.get_array()).ravel()]
+    for text, colour in zip(axes.texts, filled, strict=True):
         linear = np.where(colour[:3] <= 0.04045, colour[:3] / 12.92, ((colour[:3] + 0.055) / 1.055) ** 2.4)
         text.set_color("black" if linear @ [0.2126, 0.7152, 0.0722] > 0.179 else "white")
 
