@@ -117,6 +117,8 @@ def _prediction(stats: Path) -> pd.DataFrame:
             "selector": rows["selector"],
             "live (tokens/s)": rows["live"].round(2),
             "predicted": rows["predicted"].round(2),
+            "speed-up live": rows["speedup_live"].map("{:.2f}".format),
+            "predicted speed-up": rows["speedup_predicted"].map("{:.2f}".format),
             "modelled / live time": [interval_text(row) for _, row in rows.iterrows()],
             "rounds live": rows["rounds_live"].round(1),
             "rounds predicted": rows["rounds_predicted"].round(1),

@@ -126,8 +126,9 @@ def prediction(
     The live seeds are a sample of the replayed ones, so a learner's prediction is its mean over seeds.
 
     Returns:
-        Columns stream, selector, live, predicted (tokens/s), ratio with interval (predicted / live time, over
-        prompts), n, rounds_live, rounds_predicted.
+        Columns stream, selector, live, predicted (tokens/s), speedup_live, speedup_predicted (over plain decoding, from
+        which a change of the machine's speed drops out), ratio with interval (predicted / live time, over prompts), n,
+        rounds_live, rounds_predicted.
     """
     live = sequences[sequences["dtype"] == timed].assign(committed=lambda rows: rows["n_tokens"] - 1)
     live = live.groupby(["stream", "selector", "prompt_id"], observed=True)[
@@ -152,7 +153,14 @@ def prediction(
                 **ratio_interval(own["wall_time"], own["seconds"], resampling).row("predicted / live"),
             }
         )
-    return pd.DataFrame(rows)
+    found = pd.DataFrame(rows)
+    if found.empty:
+        return found
+    plain = found[found["selector"] == PLAIN].set_index("stream")
+    return found.assign(
+        speedup_live=found["live"] / found["stream"].map(plain["live"]),
+        speedup_predicted=found["predicted"] / found["stream"].map(plain["predicted"]),
+    )
 
 
 def named_queries(queries: pd.DataFrame, pool: list[str], generalist: str) -> pd.DataFrame:

@@ -43,7 +43,7 @@ def draw(stats: Path, out: Path) -> None:
         np.arange(len(grid)) + 0.5, [style.selector_label(name) for name in grid.index], rotation=0
     )
     counts = rows.groupby("stream")["n"].first()
-    names = [f"{name.replace('_', ' ')}\n(n = {counts[name]})" for name in grid]
+    names = [f"{name.replace('_', ' ')} ({counts[name]})" for name in grid]
     heat.set_xticks(
         np.arange(len(grid.columns)) + 0.5, names, rotation=30, ha="right", rotation_mode="anchor"
     )
@@ -51,7 +51,7 @@ def draw(stats: Path, out: Path) -> None:
     heat.set(xlabel="", ylabel="")
     note = (
         "Exact replay, selector seeds averaged within a prompt; below 0: fewer target calls than the generalist. "
-        f"{style.percent(meta['confidence'])} intervals over prompts (or sessions): {style.half_width(rows, 100, 1)} "
+        f"{style.percent(meta['confidence'])} intervals over prompts (or sessions; their number in brackets): {style.half_width(rows, 100, 1)} "
         "percentage points."
     )
     style.frame(figure, _message(rows), note)
