@@ -50,9 +50,9 @@ def draw(stats: Path, out: Path) -> None:
     heat.tick_params(length=0)
     heat.set(xlabel="", ylabel="")
     note = (
-        "Exact replay, selector seeds averaged within a prompt; below 0: fewer target calls than the generalist. "
-        f"{style.percent(meta['confidence'])} intervals over prompts (or sessions; their number in brackets): {style.half_width(rows, 100, 1)} "
-        "percentage points."
+        "Exact replay, selector seeds averaged within a prompt; below 0: fewer target calls than the generalist. In "
+        f"brackets: prompts or sessions. {style.percent(meta['confidence'])} intervals over them: "
+        f"{style.half_width(rows, 100, 1)} percentage points."
     )
     style.frame(figure, _message(rows), note)
     style.save(figure, out)
