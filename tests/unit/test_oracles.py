@@ -22,7 +22,8 @@ def random_answers(seed: int, n: int, arms: int, k: int = 3):
     names = "abcdefgh"[:arms]
     table = random_table(np.random.default_rng(seed), n + 1, k, names)
     gamma = [[0.5] * min(k, left) for left in table.left]
-    return lay_out(table.assign(k=k, gamma=gamma), list(names))
+    full = [float(np.mean(slots)) for slots in gamma]
+    return lay_out(table.assign(k=k, gamma=gamma, reward_bd_full=full), list(names))
 
 
 def cheapest(committed: np.ndarray, left: int, costs, switch: float) -> float:
