@@ -85,10 +85,8 @@ class Decoder:
         """Let the target read a prompt, with room for a whole answer."""
         return prefill(self.bench.target, ids, self.cfg["max_new_tokens"], self.room)
 
-    def evaluation(self, arms: list[str]) -> PoolEvaluation | None:
-        """Evaluates these arms together, kept for all queries; a drafter alone needs none."""
-        if len(arms) == 1:
-            return None
+    def evaluation(self, arms: list[str]) -> PoolEvaluation:
+        """Evaluates these arms together, kept for all queries."""
         if tuple(arms) not in self._evaluations:
             own = {name: self.bench.drafters.get(name) for name in arms}
             self._evaluations[tuple(arms)] = PoolEvaluation(own, self.bench.target.head_weight)
@@ -108,17 +106,19 @@ class Decoder:
         """Decode a prompt that was read under one method."""
         arms = {name: self.bench.drafters.get(name) for name in method.arms}
         sampling = Sampling(limit, self.bench.ends, self.cfg["temperature"], repeat)
+        selector = selector or method.selector()
         return decode(
             self.bench.target,
             start,
             arms,
-            selector or method.selector(),
+            selector,
             sampling,
             self.k_pool,
             prompt_id,
             method.seed,
             self.half and method.name == PLAIN,
-            self.evaluation(method.arms),
+            # Weights may be stacked anew for it, which bandits have no use for.
+            self.evaluation(method.arms) if selector.needs == "full" else None,
             marks,
             method.context(session_of(prompt_id)[0]),
             **options,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from draftpool.analysis.metrics import rounds_to_go
+from draftpool.replay.answers import Answers
 from draftpool.selectors.base import Floats, Ints
 
 
@@ -44,6 +45,13 @@ def best_switching_cost(committed: Ints, costs: Floats, switch_cost: float = 0.0
         best[:, left] = after.min(axis=1)
         value[:, left] = np.minimum(after, best[:, left, None] + switch_cost)
     return best
+
+
+def fixed_rounds(answers: Answers) -> Ints:
+    """Rounds that every arm needs alone for every answer, int[A, N]."""
+    committed = answers.committed_by_left()
+    rows = np.arange(len(answers.tokens)), answers.tokens
+    return np.stack([rounds_to_go(committed[:, arm])[rows] for arm in range(len(answers.arms))], axis=1)
 
 
 def greedy_rounds(committed: Ints) -> Ints:

@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 
 from draftpool import draws
-from draftpool.analysis.metrics import rounds_to_go
 from draftpool.errors import DraftpoolError
 from draftpool.replay.answers import lay_out
 from draftpool.replay.engine import EpisodeDraws, replay
-from draftpool.replay.oracles import best_switching_rounds
+from draftpool.replay.oracles import best_switching_rounds, fixed_rounds
 from draftpool.selectors.base import make_selector
 
 
@@ -62,7 +61,7 @@ def pool_size_table(
             answers = lay_out(table, pool)
             committed = answers.committed_by_left()
             rows = np.arange(len(answers.tokens)), answers.tokens
-            fixed = np.stack([rounds_to_go(committed[:, arm])[rows] for arm in range(size)], axis=1)
+            fixed = fixed_rounds(answers)
             head = answers.frame[["prompt_id", "domain"]].assign(
                 size=size,
                 pool=number,

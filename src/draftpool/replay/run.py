@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,11 @@ from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
 from draftpool.replay.answers import lay_out
 from draftpool.replay.engine import EpisodeDraws, replay
-from draftpool.replay.oracles import best_switching_cost, best_switching_rounds, greedy_rounds
+from draftpool.replay.oracles import best_switching_cost, best_switching_rounds, fixed_rounds, greedy_rounds
 from draftpool.replay.pool_sizes import pool_size_table
 from draftpool.replay.routes import load_routes
 from draftpool.replay.tally import Tally
-from draftpool.selectors.base import PLAIN, Context, Ints, Selector, arms_of, make_selector
+from draftpool.selectors.base import PLAIN, Bools, Context, Ints, Selector, arms_of, make_selector
 
 COLUMNS = [
     "prompt_id",
@@ -86,6 +87,12 @@ class Stream:
         self.index = frame["prompt_id"].astype(str).map(place).to_numpy(dtype=np.int64)
         self.prompt_tokens = lengths.loc[frame["prompt_id"].astype(str)].fillna(0).to_numpy(dtype=np.int64)
         self._draws: dict[tuple[int, int], EpisodeDraws] = {}
+
+    @cached_property
+    def best_arms(self) -> Bools:
+        """Arms that need the fewest rounds alone, bool[A, N]; plain decoding is none of them."""
+        rounds = fixed_rounds(self.answers)
+        return rounds == rounds[:, self.answers.k > 0].min(axis=1, keepdims=True)
 
     def offers(self, selector: Selector) -> bool:
         """Whether the acceptance table holds the rewards that a selector reads."""

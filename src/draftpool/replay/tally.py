@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from draftpool.analysis.metrics import rounds_to_go
 from draftpool.decoding.cost_model import CostModel
-from draftpool.replay.answers import Answers
 from draftpool.replay.costs import price
 from draftpool.replay.engine import Replayed
 from draftpool.selectors.base import Ints
@@ -21,14 +19,6 @@ if TYPE_CHECKING:
 CONVERGED, WINDOW = 0.9, 10
 # Numbers of tokens at which the curves of rounds are kept.
 POINTS = 16
-
-
-def best_fixed_arms(answers: Answers) -> np.ndarray:
-    """Arms that need the fewest rounds alone, bool[A, N]; plain decoding is none of them."""
-    committed = answers.committed_by_left()
-    rows = np.arange(len(answers.tokens)), answers.tokens
-    rounds = np.stack([rounds_to_go(committed[:, arm])[rows] for arm in range(len(answers.arms))], axis=1)
-    return rounds == rounds[:, answers.k > 0].min(axis=1, keepdims=True)
 
 
 class Tally:
@@ -56,7 +46,7 @@ class Tally:
         }
         self.squares = np.zeros(n)
         self.arms = np.zeros((n, len(answers.arms)))
-        self.best = best_fixed_arms(answers)
+        self.best = stream.best_arms
         self.played = np.zeros((2, n, longest))
         self.curve = np.zeros((n, len(self.grid)))
         self.reached = np.zeros((n, len(self.grid)))
