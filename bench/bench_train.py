@@ -10,7 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftpool.training.batches import Batch, ResponseSet, make_batch, sequence_order
 from draftpool.training.objectives.base import make_objective
-from draftpool.training.train import batch_loss, new_model
+from draftpool.training.train import batch_loss
+from draftpool.training.trainees import new_trainee
 
 
 class Steps:
@@ -24,10 +25,12 @@ class Steps:
         self.training, self.block = recipe.training, recipe.model.block_size
         self.sequences = options.sequences or self.training.batch_sequences
         cfg = {"taps": study.taps, "model": recipe.model.model_dump(), "init": "target_layers", "seed": 0}
-        self.models = {
-            kind: new_model(cfg, study.target, self.data, None, self.report.device)
+        cfg["kind"] = "block"
+        self.trainees = {
+            kind: new_trainee(cfg, study.target, self.data, None, self.report.device)
             for kind in ("dpace", "dflash")
         }
+        self.models = {kind: trainee.module for kind, trainee in self.trainees.items()}
         self.objectives = {kind: make_objective({"kind": kind}, self.block) for kind in self.models}
         self.optimisers = {
             kind: torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
@@ -50,7 +53,9 @@ class Steps:
         """A step of the study's training loop."""
         _, batch = self.batch(kind)
         model, optimiser = self.models[kind], self.optimisers[kind]
-        report = batch_loss(model, batch, self.objectives[kind], self.report.device.type == "cuda")
+        report = batch_loss(
+            self.trainees[kind], batch, self.objectives[kind], self.report.device.type == "cuda"
+        )
         optimiser.zero_grad(set_to_none=True)
         report.loss.backward()
         torch.nn.utils.clip_grad_norm_(list(model.parameters()), 10.0)

@@ -153,8 +153,46 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
         frame.to_parquet(temporary, index=False)
 
 
-def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
-    """Read a Parquet table.
+def append_tables(path: Path, parts: list[tuple[Path, dict[str, str]]]) -> None:
+    """Write one Parquet table of many, part after part, atomically.
+
+    Args:
+        path: File to write.
+        parts: Tables of the same columns, and columns of one value that are added to each.
+
+    Raises:
+        DraftpoolError: If a part is damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with atomic_path(path) as temporary:
+        writer = None
+        try:
+            for part, added in parts:
+                try:
+                    table = pq.read_table(part)
+                except (OSError, ValueError) as error:
+                    raise DraftpoolError(
+                        f"damaged table ({error})", str(part), "delete it and run snakemake again"
+                    ) from error
+                if not table.num_rows:
+                    continue
+                for name, value in added.items():
+                    column = pa.array([value]).dictionary_encode().take(pa.array([0] * table.num_rows))
+                    table = table.append_column(name, column)
+                table = table.replace_schema_metadata()
+                writer = writer or pq.ParquetWriter(temporary, table.schema)
+                writer.write_table(table)
+        finally:
+            if writer is not None:
+                writer.close()
+
+
+def read_table(
+    path: Path, columns: list[str] | None = None, where: list[tuple] | None = None
+) -> pd.DataFrame:
+    """Read a Parquet table, all rows or those for which a list of (column, operator, value) holds.
 
     Raises:
         DraftpoolError: If the file is missing or damaged.
@@ -162,7 +200,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        return pd.read_parquet(path, columns=columns)
+        return pd.read_parquet(path, columns=columns, filters=where)
     except FileNotFoundError as error:
         raise DraftpoolError("table not found", str(path), "run the stage that makes it") from error
     except (OSError, ValueError) as error:

@@ -19,6 +19,8 @@ STAGES = {
     "prepare_set": "draftpool.data.prompt_sets:prepare_set",
     "generate_responses": "draftpool.data.responses:generate_responses",
     "train_drafter": "draftpool.training.train:train_drafter",
+    "make_drafter": "draftpool.drafters.make:make_drafter",
+    "fetch_drafter": "draftpool.drafters.published:fetch_drafter",
     "check_lossless": "draftpool.decoding.lossless:check_lossless",
     "score_pool": "draftpool.replay.score:score_pool",
     "decode_live": "draftpool.decoding.live:decode_live",
@@ -92,6 +94,8 @@ def _parser() -> argparse.ArgumentParser:
         init="optional folder",
         state="folder",
     )
+    stage("make_drafter", "write a drafter that is not trained", responses="folders")
+    stage("fetch_drafter", "fetch a published drafter", target="folder")
     stage(
         "check_lossless",
         "compare speculative with plain decoding",

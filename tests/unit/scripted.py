@@ -9,7 +9,7 @@ from tiny import VOCABULARY
 from draftpool import draws
 from draftpool.decoding.engine import Result, decode
 from draftpool.decoding.sequence import Sampling, prefill
-from draftpool.drafters.base import Draft
+from draftpool.drafters.base import Draft, most_likely
 from draftpool.drafters.block_live import BlockDrafter
 from draftpool.selectors.base import make_selector
 
@@ -17,9 +17,14 @@ from draftpool.selectors.base import make_selector
 class Scripted:
     """Proposes a known text, right for as many tokens as the script says, and notes what it was fed."""
 
+    modelled = False
+
     def __init__(self, name: str, k: int, prompt: list[int], text: list[int], script: tuple[int, ...]):
         self.name, self.k, self.prompt, self.text, self.script = name, k, prompt, text, script
         self.calls = 0
+
+    def fits(self, max_length: int) -> bool:
+        return True
 
     def reset(self, max_length: int) -> None:
         self.fed: list[int] = []
@@ -35,7 +40,7 @@ class Scripted:
         self.fed += tokens.tolist()
         self.taps.append(taps.clone())
 
-    def draft(self, anchor: int) -> Draft:
+    def draft(self, anchor: int, choose=most_likely) -> Draft:
         place = len(self.fed) - len(self.prompt)
         self.anchors.append((place, anchor))
         right = self.script[self.calls % len(self.script)]
@@ -55,10 +60,11 @@ class Watched:
     def __init__(self, inner: BlockDrafter):
         self.inner, self.name, self.k = inner, inner.name, inner.k
         self.reset, self.prefill, self.catch_up = inner.reset, inner.prefill, inner.catch_up
+        self.fits, self.modelled = inner.fits, inner.modelled
         self.seen: list[tuple[int, int, Draft]] = []
 
-    def draft(self, anchor: int) -> Draft:
-        made = self.inner.draft(anchor)
+    def draft(self, anchor: int, choose=most_likely) -> Draft:
+        made = self.inner.draft(anchor, choose)
         self.seen.append((self.inner.length, anchor, made))
         return made
 

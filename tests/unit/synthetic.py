@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scored import scored
 
 from draftpool.artefacts import write_json, write_provenance, write_table
 from draftpool.replay.run import replay_selectors
@@ -25,6 +26,7 @@ def drafter(
     shape = {"block_size": 4, "n_layers": 2, "steps": 40, "group": "", "clip": 10.0} | changes
     return {
         "name": f"{recipe}-s{seed}",
+        "kind": "block",
         "recipe": recipe,
         "seed": seed,
         "role": role,
@@ -56,6 +58,8 @@ def study(
         "domains": domains,
         "drafters": drafters,
         "pool": pool,
+        "pools": [{"name": "main", "arms": pool, "generalist": "generalist_long-s0"}],
+        "stream_pools": {"mixed": "main"},
         "temperature": 0.0,
         "sampled": [],
         "costs_dtype": "float32",
@@ -157,7 +161,7 @@ def acceptance_table(
                             }
                         )
                     )
-    return pd.concat(frames, ignore_index=True)
+    return scored(pd.concat(frames, ignore_index=True))
 
 
 def decode(
@@ -329,6 +333,7 @@ def replayed(folder: Path, cfg: dict) -> Path:
         "catch_up": dict.fromkeys(pool, line),
         "evaluate": 0.006,
         "evaluate_catch_up": line,
+        "alone": [],
         "select": {"bandit": 0.0001, "full": 0.0002},
         "memory": dict.fromkeys(pool, {"weights": 1000, "state": 16.0}),
     }

@@ -15,7 +15,8 @@ from tiny import load, training_cfg
 
 from draftpool.training.batches import ResponseSet, make_batch
 from draftpool.training.objectives.base import make_objective
-from draftpool.training.train import batch_loss, new_model
+from draftpool.training.train import batch_loss
+from draftpool.training.trainees import new_trainee
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 CPU = torch.device("cpu")
@@ -111,12 +112,13 @@ def test_the_plain_training_loop_takes_the_same_step(llama_world):
 
     world, cfg = llama_world, training_cfg(model={"n_layers": 2, "block_size": 4, "draft_vocab": 60})
     data = ResponseSet(world.train, None)
-    model = new_model(cfg | {"init": "target_layers"}, world.target, data, None, CPU)
+    trainee = new_trainee(cfg | {"init": "target_layers"}, world.target, data, None, CPU)
+    model = trainee.module
     columns = np.full(model.config.target_vocabulary, -1, dtype=np.int64)
     columns[model.vocabulary.numpy()] = np.arange(len(model.vocabulary))
     plain, objective = PlainDrafter(world.target, model), make_objective({"kind": "dpace"}, 4)
     batch = make_batch(data, 0, 0, 3, 6, 4, columns)
-    ours = batch_loss(model, batch, objective, autocast=False)
+    ours = batch_loss(trainee, batch, objective, autocast=False)
     taps = plain.online_taps(torch.tensor([[5, 6, 7, 8]]))
     fast = load(world.target, model.config.taps)
     fresh = fast.forward(torch.tensor([[5, 6, 7, 8]]), fast.new_cache(4), "none").taps

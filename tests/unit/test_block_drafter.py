@@ -13,18 +13,19 @@ from tiny import TAPS, VOCABULARY, load, random_drafter, reference_of, token_ids
 
 from draftpool.artefacts import read_json, write_json
 from draftpool.drafters.block import BlockDrafterModel
-from draftpool.drafters.block_config import (
-    config_for,
-    mask_token,
-    read_drafter,
-    reduced_vocabulary,
-    save_drafter,
-)
+from draftpool.drafters.block_config import BlockConfig, config_for, mask_token, reduced_vocabulary
 from draftpool.drafters.block_live import BlockDrafter, load_model
+from draftpool.drafters.drafter_folder import read_drafter, save_drafter
 from draftpool.errors import DraftpoolError
 from draftpool.training.batches import ResponseSet, context_bias, make_batch
-from draftpool.training.initialise import parameter_hash, start_from_drafter, start_from_target, start_random
+from draftpool.training.initialise import (
+    parameter_hash,
+    start_block_from_target,
+    start_from_drafter,
+    start_random,
+)
 from draftpool.training.train import batch_loss, train_drafter
+from draftpool.training.trainees import BlockTrainee
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -289,7 +290,7 @@ def test_random_starts_are_functions_of_the_seed(target) -> None:
 def test_starting_from_the_target_copies_layers_and_fuses_by_the_identity(family, targets) -> None:
     target, reference = load(getattr(targets, family), TAPS), reference_of(getattr(targets, family))
     model = _new_model(target)
-    start_from_target(model, reference.state_dict(), 0)
+    start_block_from_target(model, reference.state_dict(), 0)
     for index, layer in enumerate(model.layers):
         copied = reference.model.layers[2 + index]
         for part in "qkvo":
@@ -323,9 +324,9 @@ def test_starting_from_the_target_copies_layers_and_fuses_by_the_identity(family
 
 def test_starts_that_do_not_fit_are_refused(llama, targets) -> None:
     with pytest.raises(DraftpoolError, match="5 draft layers cannot start from a target of 4"):
-        start_from_target(_new_model(llama, n_layers=5), reference_of(targets.llama).state_dict(), 0)
+        start_block_from_target(_new_model(llama, n_layers=5), reference_of(targets.llama).state_dict(), 0)
     with pytest.raises(DraftpoolError, match="init: random"):
-        start_from_target(_new_model(llama), {}, 0)
+        start_block_from_target(_new_model(llama), {}, 0)
 
 
 def test_starting_from_a_drafter_takes_its_weights(llama, tmp_path) -> None:
@@ -336,12 +337,12 @@ def test_starting_from_a_drafter_takes_its_weights(llama, tmp_path) -> None:
     config = config_for(llama.hf_config, TAPS, 1, 2, 4)
     vocabulary = torch.arange(10, 60)
     model = BlockDrafterModel(config, llama.embedding, llama.head_weight[vocabulary], vocabulary)
-    start_from_drafter(model, tmp_path / "d")
+    start_from_drafter(model, tmp_path / "d", "block")
     # The specialist keeps the vocabulary of its own answers.
     assert parameter_hash(model) == parameter_hash(source) and torch.equal(model.vocabulary, vocabulary)
     for shape, named in (({"n_layers": 1}, "n_layers"), ({"block_size": 6}, "block_size")):
         with pytest.raises(DraftpoolError, match=f"differs in {named}"):
-            start_from_drafter(_new_model(llama, **shape), tmp_path / "d")
+            start_from_drafter(_new_model(llama, **shape), tmp_path / "d", "block")
 
 
 def test_a_specialist_continues_the_generalist(llama_world, tmp_path) -> None:
@@ -351,7 +352,7 @@ def test_a_specialist_continues_the_generalist(llama_world, tmp_path) -> None:
     )
     train_drafter(cfg, world.target, world.train[:1], world.drafters[2], root / "state", root / "specialist")
     (start,) = {read_json(root / "specialist" / "provenance.json")["initial_parameters"]}
-    _, state = read_drafter(world.drafters[2])
+    _, state = read_drafter(world.drafters[2], BlockConfig)
     source = _new_model(load(world.target, TAPS))
     source.load_state_dict(state)
     assert parameter_hash(source) == start
@@ -372,7 +373,7 @@ def test_the_loss_is_computed_from_the_supervised_slots(llama_world, llama) -> N
     columns = np.where(np.arange(VOCABULARY) % 3 > 0, np.arange(VOCABULARY), -1)
     batch = make_batch(data, 0, 0, 4, 30, 4, columns)
     report = batch_loss(
-        model, batch, make_objective({"kind": "uniform", "reduction": "weight_mean"}, 4), False
+        BlockTrainee(model), batch, make_objective({"kind": "uniform", "reduction": "weight_mean"}, 4), False
     )
     total, count = 0.0, 0
     logits = _blocks(model, batch.taps, batch.anchors, batch.positions)

@@ -50,7 +50,7 @@ def test_drafters_of_one_shape_are_evaluated_together(qwen3_world, tmp_path):
     world = qwen3_world
     # `short` and a second copy of it have one shape.
     folders = [world.drafters[2], world.drafters[2]]
-    drafters = [{"name": name, "id": name} for name in ("one", "two")]
+    drafters = [{"name": name, "kind": "block", "id": name} for name in ("one", "two")]
     profile_costs(cfg_of(world, drafters=drafters), world.target, world.heldout, folders, tmp_path / "costs")
     made = json.loads((tmp_path / "costs" / "costs.json").read_text())
     assert made["evaluate_catch_up"]["fixed"] >= 0.0

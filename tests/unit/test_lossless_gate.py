@@ -17,7 +17,7 @@ from draftpool.errors import DraftpoolError
 
 
 def _named(world) -> list[dict]:
-    return [{"name": name, "id": name} for name in world.names]
+    return [{"name": name, "kind": "block", "id": name} for name in world.names]
 
 
 def _lossless_cfg(world, **changes) -> dict:

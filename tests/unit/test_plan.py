@@ -58,12 +58,12 @@ def test_ids_tell_values_apart_even_when_they_are_swapped(fields):
 
 
 def test_every_id_of_a_study_is_a_name_without_slash():
-    for made in (
-        plan_of({"profile": {"methods": ["plain"]}, "replay": {"selectors": {"r": {"kind": "router"}}}})
-        .by_stage()
-        .values()
-    ):
-        assert made
+    found = plan_of(
+        {"profile": {"methods": ["plain"]}, "replay": {"selectors": {"r": {"kind": "router"}}}}
+    ).by_stage()
+    # The study trains all its drafters.
+    assert [stage for stage, made in found.items() if not made] == ["make_drafter", "fetch_drafter"]
+    for made in found.values():
         for id, artefact in made.items():
             assert id == artefact.id and re.fullmatch(ID_PATTERN, id)
             canonical_json(artefact.cfg)
@@ -198,6 +198,7 @@ def test_statistics_know_every_drafter_in_the_order_of_their_folders():
     assert [drafter["name"] for drafter in plan.stats_cfg["drafters"]] == list(plan.runs)
     assert plan.stats_cfg["drafters"][3] == {
         "name": "special_maths-s0",
+        "kind": "block",
         "recipe": "special_maths",
         "seed": 0,
         "role": "specialist",

@@ -14,10 +14,12 @@ from tiny import TAPS, load
 from draftpool.artefacts import read_table
 from draftpool.decoding.verification import target_probabilities
 from draftpool.drafters.block_live import BlockDrafter, load_model
+from draftpool.drafters.load import draft_everywhere
 from draftpool.errors import DraftpoolError
 from draftpool.replay.answers import lay_out
 from draftpool.replay.engine import EpisodeDraws, replay
-from draftpool.replay.score import read_answer, read_drafts, score_answer
+from draftpool.replay.score import mean_overlap, read_answer, read_drafts
+from draftpool.replay.scored_rows import rows_of_draft
 from draftpool.selectors.base import make_selector
 
 # The seed of the sampled text that run() uses.
@@ -50,11 +52,12 @@ def _live_world(world, temperature):
         ).tokens
         taps, logits = read_answer(target, prompt, text)
         for name, drafter in arms.items():
-            p = target_probabilities(logits, drafter.model.vocabulary)
-            read = read_drafts(target, prompt, text, drafter.model.vocabulary)
-            scored = score_answer(drafter.model, len(prompt), text, taps, p, read)
+            drafter.reset(len(prompt) + len(text))
+            made = draft_everywhere(drafter, prompt, text, taps)
+            full = mean_overlap(made, read_drafts(target, prompt, text)(made.ids))
+            p = target_probabilities(logits, None)
             head = {"prompt_id": str(number), "domain": "d", "repeat": SEED, "drafter": name}
-            rows += [head | row for row in scored]
+            rows += [head | row for row in rows_of_draft(made, text, p, p[:, made.vocabulary], full)]
     return target, arms | {"plain": None}, prompts, pd.DataFrame(rows)
 
 

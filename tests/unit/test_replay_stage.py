@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scored import scored
 
 from draftpool.artefacts import read_table, write_json, write_table
 from draftpool.decoding.cost_model import load_costs
@@ -24,6 +25,7 @@ COSTS = {
     "catch_up": {name: {"fixed": 0.01, "per_token": 0.001} for name in POOL},
     "evaluate": 0.35,
     "evaluate_catch_up": {"fixed": 0.02, "per_token": 0.003},
+    "alone": [],
     "select": {"bandit": 0.004, "full": 0.005},
     "memory": {name: {"weights": 100, "state": 2.0} for name in POOL},
 }
@@ -52,7 +54,7 @@ def acceptance(answers: int = 6, tokens: int = 30, seed: int = 0) -> pd.DataFram
                         "reward_bd_full": rng.random() if answer < 4 else np.nan,
                     }
                 )
-    return pd.DataFrame(rows)
+    return scored(pd.DataFrame(rows))
 
 
 @pytest.fixture
@@ -316,7 +318,7 @@ def _session(lengths: tuple[int, ...], seed: int = 0) -> pd.DataFrame:
                 rows.append(
                     row | {"gamma": rng.random(min(3, left)).astype(np.float32), "reward_bd_full": np.nan}
                 )
-    return pd.DataFrame(rows)
+    return scored(pd.DataFrame(rows))
 
 
 @pytest.mark.parametrize("lengths", [(9, 6, 11), (0, 7), (5, 0, 6)])

@@ -83,7 +83,7 @@ def test_the_oldest_outputs_are_forgotten_and_the_rest_is_as_if_they_had_never_b
         if sum(map(len, kept)) + len(output[-bound:]) > bound:
             break
         kept.insert(0, output[-bound:])
-    assert list(drafter.outputs) == kept and sum(map(len, kept)) <= bound
+    assert list(drafter.memory.outputs) == kept and sum(map(len, kept)) <= bound
     fresh = SuffixDrafter("fresh", 4, 1000)
     for output in kept:
         fresh.remember(output)
@@ -98,7 +98,8 @@ def test_a_stream_begins_with_an_empty_store():
     drafter.remember([5, 6, 7, 8])
     read(drafter, [5])
     assert drafter.draft(6).ids.tolist() == [7, 8]
-    drafter.forget()
+    drafter.memory = drafter.new_memory()
+    drafter.reset(0)
     read(drafter, [5])
     assert drafter.draft(6).ids.tolist() == [] and drafter.state_bytes() > 0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +12,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
+from tiny import load, token_ids
 
+from draftpool import draws
+from draftpool.config.load import merge, read_yaml, resolve
+from draftpool.config.plan import Plan
+from draftpool.data.generation import Text, answer_prompts
+from draftpool.decoding import verification
+from draftpool.decoding.engine import decode
+from draftpool.decoding.rejection import distribution
+from draftpool.decoding.sequence import Sampling, prefill
 from draftpool.decoding.verification import acceptance_probability, gumbel_noise, match, target_choices
+from draftpool.errors import DraftpoolError
+from draftpool.selectors.base import make_selector
 
 EOS = 2
 N_DRAWS = 40_000
@@ -200,6 +213,109 @@ def test_greedy_ties_go_to_the_first_index(dtype) -> None:
     logits[0, [7, 9, 40_000]] = 1.0
     logits[1, [49_999, 20_001]] = 2.0
     assert target_choices(logits, 0.0, 0, "p", 0).tolist() == [7, 20_001, 0]
+
+
+# --- top-p ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("temperature", "top_p", "kept"), [(0.7, 0.9, 2), (1.0, 0.8, 2), (1.5, 0.9, 4)])
+def test_d05_choices_follow_plain_top_p_sampling_on_200_000_draws(
+    temperature, top_p, kept, monkeypatch
+) -> None:
+    n = 200_000
+    noise = -torch.log(-torch.log(torch.from_numpy(draws.uniform((n, 5), "test of top-p")))).float()
+    monkeypatch.setattr(verification, "gumbel_noise", lambda vocabulary, seed, prompt, place: noise[place])
+    counts = np.bincount(
+        target_choices(torch.tensor([LOGITS]).expand(n, -1), temperature, 0, "p", 0, top_p).numpy(),
+        minlength=5,
+    )
+    law = np.zeros(5)
+    likely = np.argsort(-_law(temperature=temperature))[:kept]
+    law[likely] = _law(temperature=temperature)[likely]
+    assert law.sum() >= top_p > law.sum() - law[likely[-1]]
+    assert counts[law == 0].sum() == 0
+    there = law > 0
+    assert chisquare(counts[there], law[there] / law.sum() * n).pvalue > 1e-3
+    np.testing.assert_allclose(
+        distribution(torch.tensor(LOGITS), temperature, top_p), law / law.sum(), atol=1e-7
+    )
+    # The test has the power to see a slightly lower temperature.
+    wrong = law**1.1
+    assert chisquare(counts[there], wrong[there] / wrong.sum() * n).pvalue < 1e-6
+
+
+def test_top_p_changes_nothing_where_it_cuts_nothing() -> None:
+    logits = torch.from_numpy(np.random.default_rng(3).normal(size=(20, 40)))
+    whole = target_choices(logits, 1.0, 5, "p", 0)
+    assert torch.equal(target_choices(logits, 1.0, 5, "p", 0, 1.0), whole)
+    # With the noise of the same places, a choice inside the set stays what it was.
+    cut = target_choices(logits, 1.0, 5, "p", 0, 0.7)
+    inside = distribution(logits, 1.0, 0.7).gather(1, whole[:, None])[:, 0] > 0
+    assert inside.any() and not inside.all() and torch.equal(cut[inside], whole[inside])
+    assert torch.equal(target_choices(logits, 0.0, 5, "p", 0, 0.7), logits.argmax(dim=-1))
+    with pytest.raises(DraftpoolError, match="top-p 0.0"):
+        target_choices(logits, 1.0, 5, "p", 0, 0.0)
+
+
+def test_answers_with_top_p_are_what_live_decoding_writes(targets) -> None:
+    target, prompts = load(targets.llama), [token_ids(9, seed) for seed in (4, 5)]
+    texts = [Text("a", 1), Text("b", 2)]
+    for top_p in (0.6, 1.0):
+        answers = dict(answer_prompts(target, prompts, [2], 20, 2, False, 1.0, texts, top_p))
+        for place, text in enumerate(texts):
+            sampling = Sampling(20, (2,), 1.0, text.sample, top_p)
+            chooser = make_selector({"kind": "plain"}, ["plain"])
+            start = prefill(target, prompts[place], 20, 1)
+            live = decode(target, start, {"plain": None}, chooser, sampling, 1, text.prompt_id)
+            assert answers[place].ids == live.tokens
+
+
+TINY = read_yaml(Path(__file__).resolve().parents[1] / "workflow/config.yaml")
+
+
+def plan_of(changes: dict) -> Plan:
+    return Plan(resolve(merge(copy.deepcopy(TINY), changes)))
+
+
+def test_top_p_is_told_to_every_stage_that_samples() -> None:
+    stream = {"decode": {"top_p": 0.8, "streams": {"drawn": {"domains": ["drawn"]}}}}
+    before, after = plan_of(stream), plan_of(stream | {"prompt_sets": {"drawn": {"top_p": 0.9}}})
+    # What samples from everything is told as before there was a top-p, and keeps its id.
+    assert "top_p" not in before.responses["drawn", "eval"].cfg
+    assert after.responses["drawn", "eval"].cfg["top_p"] == 0.9
+    for name, other in before.responses.items():
+        assert (after.responses[name].id == other.id) == (name[0] != "drawn")
+    told = {answers["name"]: answers["top_p"] for answers in after.score.cfg["answers"]}
+    assert told.pop("drawn") == 0.9 and set(told.values()) == {1.0}
+    # A sampled set is decoded as it was answered, whatever the other streams do.
+    assert [plan.decodes["drawn", "float32"].cfg["top_p"] for plan in (before, after)] == [1.0, 0.9]
+    assert after.decodes["mixed", "float32"].cfg["top_p"] == 0.8
+    assert after.drafter("general-s0").id == plan_of({}).drafter("general-s0").id
+
+
+def test_streams_drawn_under_rejection_are_not_replayed() -> None:
+    stream = {"streams": {"drawn": {"domains": ["drawn"]}}}
+    for rule, replayed in (("match", {"drawn", "mixed"}), ("rejection", {"mixed"})):
+        plan = plan_of({"decode": stream | {"verification": rule}})
+        assert plan.decodes["drawn", "float32"].cfg["verification"] == rule
+        streams = plan.by_stage()["replay_selectors"].popitem()[1].cfg["streams"]
+        assert set(streams) & {"drawn", "mixed"} == replayed
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"decode": {"temperature": -0.5}}, "decode.temperature"),
+        ({"decode": {"top_p": 0.0}}, "decode.top_p"),
+        ({"decode": {"top_p": 1.5}}, "decode.top_p"),
+        ({"decode": {"verification": "sampling"}}, "decode.verification"),
+        ({"prompt_sets": {"drawn": {"temperature": -1.0}}}, "prompt_sets.drawn.temperature"),
+        ({"prompt_sets": {"drawn": {"top_p": 0.0}}}, "prompt_sets.drawn.top_p"),
+    ],
+)
+def test_impossible_options_of_sampling_name_their_key(changes, key) -> None:
+    with pytest.raises(DraftpoolError, match=f"^config key `{key}`: [^\n]*$"):
+        plan_of(changes)
 
 
 # --- acceptance probability -----------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def build_world(root: Path, family: str) -> World:
 
 def named(world) -> list[dict]:
     """The drafters of a world as a stage's configuration names them."""
-    return [{"name": name, "id": name} for name in world.names]
+    return [{"name": name, "kind": "block", "id": name} for name in world.names]
 
 
 def live_cfg(world, **changes) -> dict:

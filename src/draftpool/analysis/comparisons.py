@@ -27,22 +27,24 @@ def drafter_table(drafters: list[dict]) -> pd.DataFrame:
     """Flatten the drafters of a configuration.
 
     Returns:
-        Columns drafter, recipe, seed, role, home, objective, alpha, reduction, block_size, n_layers, steps,
-        group, clip (infinite: none).
+        Columns drafter, kind, recipe, seed, role, home, objective, alpha, reduction, block_size, n_layers, steps,
+        group, clip (infinite: none); what was not trained has no objective, steps and clip.
     """
     rows = [
         {
             "drafter": drafter["name"],
+            "kind": drafter["kind"],
             **{
                 key: drafter[key]
                 for key in ("recipe", "seed", "role", "home", "block_size", "n_layers", "steps", "group")
             },
-            "objective": drafter["objective"]["kind"],
-            "alpha": drafter["objective"].get("alpha"),
-            "reduction": drafter["objective"].get("reduction", ""),
+            "objective": objective.get("kind", ""),
+            "alpha": objective.get("alpha"),
+            "reduction": objective.get("reduction", ""),
             "clip": math.inf if drafter["clip"] is None else float(drafter["clip"]),
         }
         for drafter in drafters
+        for objective in [drafter["objective"] or {}]
     ]
     return pd.DataFrame(rows).astype({"alpha": float, "home": object})
 
@@ -155,7 +157,10 @@ def specialists(
         within a scope).
     """
     rows = []
-    for specialist in drafters[(drafters["role"] == "specialist") & drafters["home"].notna()].itertuples():
+    # Specialists of another kind have a generalist of their own, whom their pool compares them with.
+    kind = drafters.loc[drafters["drafter"] == generalist, "kind"].iloc[0]
+    chosen = (drafters["role"] == "specialist") & drafters["home"].notna() & (drafters["kind"] == kind)
+    for specialist in drafters[chosen].itertuples():
         both = _paired(prompts, specialist.drafter, generalist)
         present = [domain for domain in domains if (both["domain"] == domain).any()]
         for scope, used in (

@@ -211,7 +211,10 @@ def agreement(sequences: pd.DataFrame, acceptance: pd.DataFrame) -> pd.DataFrame
     texts = exact.drop_duplicates(answer).set_index(answer)["sha256"].rename("exact_text")
     live = live.join(texts, on=answer)
     own = (
-        acceptance.groupby(["prompt_id", "repeat"], observed=True)[["position", "left"]].first().sum(axis=1)
+        acceptance[acceptance["stream"] == ""]
+        .groupby(["prompt_id", "repeat"], observed=True)[["position", "left"]]
+        .first()
+        .sum(axis=1)
         + 1
     )
     rows = []
@@ -222,9 +225,9 @@ def agreement(sequences: pd.DataFrame, acceptance: pd.DataFrame) -> pd.DataFrame
         )
         head = {"dtype": dtype, "stream": stream, "drafter": drafter, "other_text": int(other.sum())}
         group = group[~other]
-        table = truncate(
-            acceptance[acceptance["drafter"] == drafter], group[["prompt_id", "repeat", "n_tokens"]]
-        )
+        # A drafter that remembers its stream has rows of every stream, the others have one row for all.
+        rows_of_stream = (acceptance["drafter"] == drafter) & acceptance["stream"].isin(["", stream])
+        table = truncate(acceptance[rows_of_stream], group[["prompt_id", "repeat", "n_tokens"]])
         if table.empty:
             rows.append({**head, "n": 0, "shortened": 0, "not_compared": len(group), "agreeing": 0})
             continue

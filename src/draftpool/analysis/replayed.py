@@ -8,11 +8,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from draftpool.analysis.bootstrap import Resampling, mean_interval, ratio_interval
+from draftpool.analysis.bootstrap import (
+    Resampling,
+    bootstrap_interval,
+    mean_interval,
+    ratio_interval,
+    ratio_of_ratios_interval,
+)
 from draftpool.analysis.leaderboard import KEYS, against_generalist, leaderboard
 from draftpool.analysis.regret import FIXED
 from draftpool.artefacts import read_table
-from draftpool.data.streams import HELD_OUT
+from draftpool.data.streams import HELD_OUT, MAIN
 from draftpool.errors import DraftpoolError
 from draftpool.selectors.base import PLAIN
 
@@ -276,23 +282,105 @@ def regret_by_length(queries: pd.DataFrame, resampling: Resampling, bins: int = 
 def replay_statistics(
     cfg: dict, folders: Sequence[Path], sequences: pd.DataFrame, timed: str, resampling: Resampling
 ) -> dict[str, pd.DataFrame]:
-    """All statistics of replay: replay_queries, feedback, leaderboard, replay_curves and prediction."""
-    replays = read_replays([Path(folder) for folder in folders])
-    queries = per_query(replays["answers"], replays["oracles"], cfg["pool"])
-    named = named_queries(queries, cfg["pool"], cfg["generalist"])
+    """All statistics of replay: replay_queries, feedback, leaderboard, replay_curves, prediction and others.
+
+    Args:
+        cfg: `pools` (of every folder: name, arms, generalist) and `stream_pools` (of live streams).
+        folders: Of replay_selectors, one a pool.
+        sequences: Of live decoding.
+        timed: Dtype that is timed.
+        resampling: Of the intervals.
+
+    Returns:
+        Tables by name. A stream that a further pool plays beside the main one is called ``<stream>@<pool>``.
+    """
+    tables: dict[str, list[pd.DataFrame]] = {}
+    for pool, folder in zip(cfg["pools"], folders, strict=True):
+        own = sequences
+        if len(sequences):
+            played = [name for name, by in cfg["stream_pools"].items() if by == pool["name"]]
+            own = sequences[sequences["stream"].isin(played)]
+        for name, frame in _pool_statistics(pool, Path(folder), own, timed, resampling).items():
+            if "stream" in frame and pool["name"] != MAIN:
+                named = {
+                    stream: f"{stream}@{pool['name']}"
+                    for stream in frame["stream"].unique()
+                    if cfg["stream_pools"].get(stream) != pool["name"]
+                }
+                frame = frame.replace({"stream": named})
+            tables.setdefault(name, []).append(frame)
+    found = {name: pd.concat(frames, ignore_index=True) for name, frames in tables.items()}
+    return found | {"memory": found["memory"].drop_duplicates("drafter")}
+
+
+def _pool_statistics(
+    pool: dict, folder: Path, sequences: pd.DataFrame, timed: str, resampling: Resampling
+) -> dict[str, pd.DataFrame]:
+    """The same of one pool."""
+    replays = read_replays([folder])
+    drafters = [name for name in pool["arms"] if name != PLAIN]
+    queries = per_query(replays["answers"], replays["oracles"], drafters)
+    named = named_queries(queries, drafters, pool["generalist"])
     found = {
         "replay_queries": named,
         "streams": against_generalist(named, resampling),
         "memory": replays["memory"],
-        "feedback": feedback(replays, queries, BANDIT, resampling),
-        "leaderboard": leaderboard(replays["arms"], queries, cfg["generalist"], resampling),
+        "leaderboard": leaderboard(replays["arms"], queries, pool["generalist"], resampling),
+        "gap": gap_closed(named, resampling).assign(pool=pool["name"]),
         "regret_by_length": regret_by_length(queries, resampling),
         "replay_curves": regret_over_tokens(replays["curves"], queries, resampling),
         "regret_growth": regret_growth(replays["curves"], queries, resampling),
+        "replay_arms": arm_shares(replays["arms"]).assign(pool=pool["name"]),
     }
+    if pool["name"] == MAIN:
+        found["feedback"] = feedback(replays, queries, BANDIT, resampling)
     if "pool_sizes" in replays:
         found["regret_by_size"] = regret_by_size(replays["pool_sizes"], resampling)
         found["size_slopes"] = size_slopes(replays["pool_sizes"], resampling)
     if len(sequences):
         found["prediction"] = prediction(replays, sequences, timed, resampling)
     return found
+
+
+def arm_shares(arms: pd.DataFrame) -> pd.DataFrame:
+    """Share of every arm in a selector's rounds: columns stream, selector, arm, share."""
+    rounds = arms.groupby(["stream", "selector", "arm"], observed=True)["rounds"].sum()
+    total = rounds.groupby(["stream", "selector"], observed=True).transform("sum")
+    return (rounds / total).rename("share").reset_index()
+
+
+def gap_closed(named: pd.DataFrame, resampling: Resampling) -> pd.DataFrame:
+    """How much of the generalist's distance to the best fixed arm of each query a selector closes, in modelled tokens
+    per second.
+
+    Returns:
+        Columns stream, selector, metric, and the statistic: ``speed`` (tokens/s over the generalist's, minus 1; of the
+        selector ``best_fixed_query`` the headroom) and ``closed`` (its share of that headroom).
+    """
+    found = []
+    for stream, own in named.groupby("stream", observed=True):
+        wide = own.pivot(index="prompt_id", columns="selector", values="seconds")
+        first = own[own["selector"] == PLAIN].set_index("prompt_id").loc[wide.index]
+        tokens = first["tokens"].to_numpy()
+        generalist, best = wide["generalist"].to_numpy(), first["best_fixed_seconds"].to_numpy()
+        found.append(
+            {"stream": stream, "selector": "best_fixed_query", "metric": "speed"}
+            | ratio_of_ratios_interval(tokens, best, tokens, generalist, resampling, minus=1.0).row("share")
+        )
+        for selector in wide.columns:
+            if selector in ("generalist", PLAIN):
+                continue
+            seconds = wide[selector].to_numpy()
+            head = {"stream": stream, "selector": selector}
+            speed = ratio_of_ratios_interval(tokens, seconds, tokens, generalist, resampling, minus=1.0)
+            found.append(head | {"metric": "speed"} | speed.row("share"))
+
+            def closed(rows: np.ndarray, seconds=seconds, best=best, generalist=generalist) -> np.ndarray:
+                # Tokens are the same for all, so that speeds are as the inverse of seconds.
+                own, top, base = (1.0 / part[rows].sum(-1) for part in (seconds, best, generalist))
+                return (own - base) / (top - base)
+
+            if best.sum() < generalist.sum():
+                share = bootstrap_interval(closed, [len(tokens)], resampling)
+                found.append(head | {"metric": "closed"} | share.row("share of the gap"))
+    return pd.DataFrame(found)

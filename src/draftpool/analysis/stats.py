@@ -28,7 +28,7 @@ from draftpool.analysis.sessions import join_turns, with_sessions
 from draftpool.analysis.summary import summarise
 from draftpool.analysis.surrogate import rank_correlations
 from draftpool.artefacts import atomic_dir, read_table, write_json, write_provenance
-from draftpool.data.streams import HELD_OUT
+from draftpool.data.streams import HELD_OUT, MAIN
 from draftpool.errors import DraftpoolError
 
 ACCEPTANCE = [
@@ -43,6 +43,8 @@ ACCEPTANCE = [
     "committed",
     "censored",
     "gamma",
+    "modelled",
+    "stream",
 ]
 
 Tables = dict[str, pd.DataFrame]
@@ -82,7 +84,10 @@ def compute_stats(
     """
     resampling = Resampling(**cfg["bootstrap"])
     drafters = comparisons.drafter_table(cfg["drafters"])
-    everything = _read_acceptance(acceptance, drafters)
+    along = _read_acceptance(acceptance, drafters)
+    # A drafter that remembers its stream has rows of every stream.
+    everything = without_unused(along[along["stream"].isin(["", HELD_OUT])])
+    check_acceptance(everything)
     # Prompt sets and domains outside the pool's are streams of their own: no mean over domains holds them.
     table = everything[everything["domain"].isin(cfg["domains"])]
     turns, by_turn = live.read_decodes([Path(folder) for folder in decodes])
@@ -96,8 +101,9 @@ def compute_stats(
     tables |= _scored(cfg, table, drafters, _read_responses(responses), resampling)
     tables |= _trained(cfg, training, drafters, resampling)
     if len(sequences):
-        tables |= _decoded(cfg, steps, sequences, by_turn, everything, exact, timed, resampling)
-    tables["headroom"] = _headroom(cfg, everything, by_turn, resampling)
+        tables |= _decoded(cfg, steps, sequences, by_turn, along, exact, timed, resampling)
+    own = by_turn[by_turn["stream"].map(cfg["stream_pools"]) == MAIN] if len(by_turn) else by_turn
+    tables["headroom"] = _headroom(cfg, everything, own, resampling)
     tables["tau_sets"], sets = _outside(cfg, everything, drafters, resampling)
     tables["tau_prompts"] = pd.concat([tables["tau_prompts"], sets])
     if replays:
@@ -125,14 +131,15 @@ def _read_acceptance(files: Sequence[Path], drafters: pd.DataFrame) -> pd.DataFr
     if not files:
         raise DraftpoolError("no acceptance table given", "--acceptance", "score the pool first")
     table = pd.concat([read_table(Path(file), columns=ACCEPTANCE) for file in files], ignore_index=True)
-    check_acceptance(table)
     missing = set(drafters["drafter"]) - set(table["drafter"].unique())
     if missing:
         raise DraftpoolError(
             f"drafters never scored: {', '.join(sorted(missing))}", str(files[0]), "score the pool again"
         )
     # Categories make every later group-by on names an integer one.
-    return table.astype({"drafter": "category", "prompt_id": "category", "domain": "category"})
+    return table.astype(
+        {"drafter": "category", "prompt_id": "category", "domain": "category", "stream": "category"}
+    )
 
 
 def _read_responses(paths: Sequence[Path]) -> pd.DataFrame:
@@ -160,7 +167,7 @@ def _scored(
         ],
         ignore_index=True,
     )
-    correlations, points = rank_correlations(table, resampling)
+    correlations, points = rank_correlations(without_unused(table[table["modelled"]]), resampling)
     found = {
         "tau": taus,
         "tau_seeds": comparisons.seed_spread(taus, drafters),
@@ -196,16 +203,15 @@ def _outside(
 def _trained(
     cfg: dict, training: dict[str, Path] | Sequence[Path], drafters: pd.DataFrame, resampling: Resampling
 ) -> Tables:
+    trained = [drafter for drafter in cfg["drafters"] if drafter["objective"] is not None]
     if not isinstance(training, dict):
-        if training and len(training) != len(cfg["drafters"]):
+        if training and len(training) != len(trained):
             raise DraftpoolError(
-                f"{len(training)} training folders for {len(cfg['drafters'])} drafters",
+                f"{len(training)} training folders for {len(trained)} trained drafters",
                 "--training",
                 "give one a drafter",
             )
-        training = {
-            drafter["name"]: folder for drafter, folder in zip(cfg["drafters"], training, strict=False)
-        }
+        training = {drafter["name"]: folder for drafter, folder in zip(trained, training, strict=False)}
     logs = training_logs.read_logs(training)
     found = {
         "training": training_logs.training_summary(logs),
@@ -240,7 +246,13 @@ def _decoded(
         table = table[table["domain"].isin(cfg["sampled"])]
     found["agreement"] = live.agreement(by_turn, table)
     # A half-precision text depends on the drafter, so its rounds are not comparable between arms.
-    if exact == "float32" and cfg["pool"]:
+    main = [stream for stream, pool in cfg["stream_pools"].items() if pool == MAIN]
+    if exact == "float32" and cfg["pool"] and sequences["stream"].isin(main).any():
+        # Streams of further pools have their regret from replay.
+        by_turn, steps, sequences = (
+            frame[frame["stream"].isin(main)] for frame in (by_turn, steps, sequences)
+        )
+        table = table[table["stream"].isin(["", HELD_OUT])]
         counted, seconds = sequences[sequences["dtype"] == exact], sequences[sequences["dtype"] == timed]
         turns = by_turn[by_turn["dtype"] == exact]
         switched = _switched(turns, table[table["drafter"].isin(cfg["pool"])])

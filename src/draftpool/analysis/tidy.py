@@ -29,6 +29,11 @@ def read_meta(stats: Path) -> dict:
     return read_json(Path(stats) / "meta.json")
 
 
+def read_drafters(stats: Path) -> pd.DataFrame:
+    """Read the table of drafters; counts are whole numbers, missing where there was no training."""
+    return read_tidy(stats, "drafters").astype({"block_size": "Int64", "n_layers": "Int64", "steps": "Int64"})
+
+
 def main_stream(frame: pd.DataFrame) -> str:
     """Stream that headline figures show: ``mixed`` where there is one, else the first by name."""
     streams = sorted(frame["stream"].unique())

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from draftpool.config import models
+from draftpool.config.recipes import RECIPES
 from draftpool.config.strict import block_models
 from draftpool.errors import DraftpoolError
 
@@ -22,6 +23,7 @@ _NAMED = (
     ("drafters",),
     ("sweeps",),
     ("selectors",),
+    ("pools",),
     ("decode", "streams"),
     ("replay", "streams"),
     ("replay", "selectors"),
@@ -153,15 +155,26 @@ def _drop_empty(raw: dict) -> dict:
 
 
 def _fill_recipes(raw: dict) -> dict:
-    """Lay every recipe over `drafter_defaults`, so that what pydantic checks is what runs."""
+    """Lay every recipe over `drafter_defaults`, so that what pydantic checks is what runs.
+
+    Shape and objective of the defaults mean nothing to another kind of drafter, and nothing does to an untrained one.
+    """
     defaults = raw.get("drafter_defaults") or {}
     drafters = raw.get("drafters")
     if not isinstance(drafters, dict) or not isinstance(defaults, dict):
         return raw
-    filled = {
-        name: overlay_recipe(defaults, recipe) if isinstance(recipe, dict) else recipe
-        for name, recipe in drafters.items()
-    }
+    own_kind = defaults.get("kind", "block")
+    filled = {}
+    for name, recipe in drafters.items():
+        if isinstance(recipe, dict):
+            kind = recipe.get("kind", own_kind)
+            known = RECIPES.get(kind) if isinstance(kind, str) else None
+            base = defaults
+            if kind != own_kind and known is not None:
+                kept = set(known.model_fields) - {"model", "objective", "init"} if known.trained else ()
+                base = {key: value for key, value in defaults.items() if key in kept}
+            recipe = overlay_recipe(base, recipe) | {"kind": kind}
+        filled[name] = recipe
     return raw | {"drafters": filled}
 
 

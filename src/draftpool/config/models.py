@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from draftpool.config.prompt_sets import PromptSet
+from draftpool.config.recipes import Recipe
 from draftpool.config.strict import NAME, Strict, named
 from draftpool.config.target import Archive, Target
 
@@ -70,81 +71,6 @@ class Responses(Strict):
     batch_sequences: int = Field(48, description="Answers written at the same time.", ge=1)
 
 
-class DrafterModel(Strict):
-    """Shape of a block drafter (DFlash)."""
-
-    n_layers: int = Field(2, description="Draft layers.", ge=1)
-    block_size: int = Field(
-        4, description="Anchor plus drafted slots; a block drafts block_size - 1 tokens.", ge=2
-    )
-    draft_vocab: int | None = Field(
-        8192,
-        description="Reduced vocabulary: most frequent ids of the training answers. Null: the whole one.",
-        ge=16,
-    )
-
-
-class Training(Strict):
-    """Optimiser and budget."""
-
-    steps: int = Field(400, description="Optimiser steps.", ge=1)
-    batch_sequences: int = Field(8, description="Sequences per step.", ge=1)
-    anchors_per_sequence: int = Field(
-        32, description="Anchors drawn per sequence and step (at most all positions).", ge=1
-    )
-    lr: float = Field(1.0e-3, description="Peak learning rate of AdamW.", gt=0.0)
-    weight_decay: float = Field(0.01, description="Weight decay of AdamW.", ge=0.0)
-    beta2: float = Field(
-        0.999, description="Decay of AdamW's second moments; lower it for few steps.", gt=0.0, lt=1.0
-    )
-    warmup_ratio: float = Field(
-        0.04, description="Share of the steps with rising learning rate; then cosine to zero.", ge=0.0, lt=1.0
-    )
-    clip: float | None = Field(1.0, description="Gradient norm limit; null: none.", gt=0.0)
-    checkpoint_every: int = Field(100, description="Steps between checkpoints.", ge=1)
-    threads: int | None = Field(
-        None,
-        description="Cores of this training, so that several run side by side; null: as `threads`.",
-        ge=1,
-    )
-
-
-class Objective(BaseModel):
-    """Training objective: `kind` names a registered objective, the other keys are its parameters."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-    kind: str = Field(
-        description="Registered objective, for example `dpace` or `dflash` (docs/add-an-objective.md)."
-    )
-    reduction: Literal["anchor_mean", "weight_mean", "sequence_sum", "published"] = Field(
-        "anchor_mean", description="How weighted token losses become one number."
-    )
-
-
-class Recipe(Strict):
-    """How one drafter (or one per domain) is made. Missing blocks come from `drafter_defaults`."""
-
-    kind: Literal["block"] = Field("block", description="Kind of drafter.")
-    role: Literal["generalist", "specialist", "sweep"] = Field(
-        "generalist", description="Its part in the study."
-    )
-    per_domain: bool = Field(False, description="Make one drafter per domain, called `<recipe>_<domain>`.")
-    domains: list[str] | Literal["all"] = Field(
-        "all", description="Domains it is trained on; `all`: those with training prompts."
-    )
-    prompts_per_domain: int = Field(150, description="Training prompts used of each domain.", ge=1)
-    seeds: list[int] = Field(default=[0], description="Training seeds; one drafter each.", min_length=1)
-    init: str = Field(
-        "target_layers",
-        description="`target_layers` (copies of the target's deepest layers), `random`, or the name of a "
-        "drafter to start from, for example `generalist-s0`.",
-    )
-    objective: Objective = Field(description="Training objective.")
-    model: DrafterModel = Field(description="Shape.")
-    training: Training = Field(description="Budget.")
-    group: str = Field("", description="Sweep axis this drafter belongs to.")
-
-
 class Sweep(Strict):
     """Variations of one recipe: every combination of the listed overrides becomes a drafter."""
 
@@ -175,6 +101,9 @@ class Stream(Strict):
         "shuffled", description="Shuffled over domains, or domain after domain."
     )
     seed: int = Field(0, description="Seed of the order.")
+    pool: str | None = Field(
+        None, description="`decode` only: the pool of `pools` that decodes it; null: the main one."
+    )
 
 
 class Decode(Strict):
@@ -183,6 +112,18 @@ class Decode(Strict):
     streams: dict[str, Stream] = Field(default={}, description="Named streams.")
     max_new_tokens: int = Field(64, description="Tokens per answer, end-of-text token included.", ge=2)
     temperature: float = Field(0.0, description="0 is greedy.", ge=0.0)
+    top_p: float = Field(
+        1.0,
+        description="Above temperature 0: sample from the smallest set of most likely tokens with this probability.",
+        gt=0.0,
+        le=1.0,
+    )
+    verification: Literal["match", "rejection"] = Field(
+        "match",
+        description="`match`: a draft token is kept if it is the target's own; the text is the same whatever drafts. "
+        "`rejection`: above temperature 0 drafts are sampled too, and kept so that the text has the target's law; "
+        "it has no replay.",
+    )
     repeats: int = Field(1, description="Sampled texts per prompt (one at temperature 0).", ge=1)
     selector_seeds: list[int] = Field(default=[0], description="Seeds of the learners.", min_length=1)
     dtypes: list[Literal["float32", "bfloat16"]] | Literal["auto"] = Field(
@@ -261,6 +202,21 @@ class Replay(Strict):
         return named(value)
 
 
+class Pool(Strict):
+    """Another pool of the same study's drafters, replayed beside the main one."""
+
+    drafters: list[str] = Field(
+        description="Drafters that selectors choose from; `plain` makes plain decoding an arm.", min_length=2
+    )
+    generalist: str = Field(description="The one-size-fits-all drafter that the others are compared with.")
+    streams: list[str] = Field(
+        default=["heldout"],
+        description="Streams of `decode` and `replay` that it is replayed on; `heldout`: all held-out answers.",
+        min_length=1,
+    )
+    selectors: list[str] | Literal["all"] = Field("all", description="Selectors that are replayed, by name.")
+
+
 class Bootstrap(Strict):
     """Intervals over prompts."""
 
@@ -300,6 +256,7 @@ class Study(Strict):
     sweeps: dict[str, Sweep] = Field(default={}, description="Variations of recipes.")
     pool: list[str] = Field(default=[], description="Drafters that selectors choose from.")
     generalist: str = Field(description="The one-size-fits-all drafter of comparisons.")
+    pools: dict[str, Pool] = Field(default={}, description="Further pools, replayed as the main one is.")
     selectors: dict[str, dict[str, Any]] = Field(
         default={}, description="Name -> `kind` and parameters (docs/add-a-selector.md)."
     )
@@ -320,7 +277,7 @@ class Study(Strict):
             raise ValueError("must be lower-case letters, digits and underscores, starting with a letter")
         return value
 
-    @field_validator("archives", "domains", "drafters", "sweeps", "selectors", "prompt_sets")
+    @field_validator("archives", "domains", "drafters", "sweeps", "selectors", "prompt_sets", "pools")
     @classmethod
     def _keys_are_names(cls, value: dict) -> dict:
         return named(value)

@@ -6,7 +6,6 @@ so that a label, the order of keys or an unrelated option reruns nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import Any
 from draftpool.artefacts import sha256_file
 from draftpool.config import hardware
 from draftpool.config.ids import make_id
-from draftpool.config.load import explain, overlay_recipe
-from draftpool.config.models import Recipe, Study
+from draftpool.config.models import Study
 from draftpool.config.plan_decode import decode_artefacts, lossless_artefact, profile_artefact
+from draftpool.config.plan_drafters import DrafterRun, drafter_artefact, runs_of, told_of_drafters
+from draftpool.config.plan_pools import PoolPlan, check_pools, main_pool, pools_of
 from draftpool.config.plan_prompts import (
     check_sets,
     known_names,
@@ -27,7 +27,9 @@ from draftpool.config.plan_prompts import (
     set_artefacts,
     temperature_of,
 )
-from draftpool.config.plan_replay import costs_artefact, replay_artefact, router_artefact
+from draftpool.config.plan_replay import costs_artefact, replay_artefacts, router_artefact
+from draftpool.config.plan_score import score_artefact
+from draftpool.data.streams import MAIN
 from draftpool.errors import DraftpoolError
 
 
@@ -44,20 +46,6 @@ class Artefact:
     threads: int | None = None
 
 
-@dataclass(frozen=True)
-class DrafterRun:
-    """A recipe at one training seed; ``where`` is the recipe's place in the configuration, for messages."""
-
-    name: str
-    recipe_name: str
-    recipe: Recipe
-    seed: int
-    domains: list[str]
-    home: str | None
-    init_from: str | None
-    where: str
-
-
 class Plan:
     """All artefacts of a study.
 
@@ -68,7 +56,7 @@ class Plan:
     def __init__(self, study: Study):
         self.study = study
         self.runs: dict[str, DrafterRun] = {}
-        for run in self._expand():
+        for run in runs_of(self):
             if run.name in self.runs:
                 raise DraftpoolError(
                     f"drafter `{run.name}` is already made by `{self.runs[run.name].where}`",
@@ -96,45 +84,6 @@ class Plan:
         return known_names(wanted, known, self.trained_domains, where)
 
     # -- drafters -----------------------------------------------------------------------------------------
-
-    def _recipes(self) -> Iterator[tuple[str, str, Recipe]]:
-        """Every recipe, sweeps included: its name, its place in the configuration, itself."""
-        for name, recipe in self.study.drafters.items():
-            yield name, f"drafters.{name}", recipe
-        for sweep_name, sweep in self.study.sweeps.items():
-            where = f"config key `sweeps.{sweep_name}.base`"
-            if sweep.base not in self.study.drafters:
-                raise DraftpoolError(
-                    f"unknown recipe `{sweep.base}`", where, f"known: {', '.join(self.study.drafters)}"
-                )
-            base = self.study.drafters[sweep.base].model_dump()
-            for variant, override in sweep.over.items():
-                changed = overlay_recipe(base, override) | {"role": "sweep", "group": sweep.group}
-                if sweep.seeds is not None:
-                    changed["seeds"] = sweep.seeds
-                place = f"sweeps.{sweep_name}.over.{variant}"
-                yield f"{sweep_name}_{variant}", place, _recipe(changed, place)
-
-    def _expand(self) -> Iterator[DrafterRun]:
-        for name, where, recipe in self._recipes():
-            domains = self.domain_names(recipe.domains, f"{where}.domains")
-            if not domains:
-                raise DraftpoolError(
-                    "no training prompts",
-                    f"config key `domains.{next(iter(self.study.domains))}.train`",
-                    "set it above 0",
-                )
-            targets = (
-                [(f"{name}_{domain}", [domain], domain) for domain in domains]
-                if recipe.per_domain
-                else [(name, domains, None)]
-            )
-            for run_name, trained_on, home in targets:
-                for seed in recipe.seeds:
-                    init_from = None if recipe.init in ("target_layers", "random") else recipe.init
-                    yield DrafterRun(
-                        f"{run_name}-s{seed}", run_name, recipe, seed, trained_on, home, init_from, where
-                    )
 
     def _known_drafter(self, name: str, where: str) -> None:
         if name not in self.runs:
@@ -185,6 +134,7 @@ class Plan:
             raise DraftpoolError(
                 "live decoding needs a pool", "config key `pool`", "list drafters, or empty `decode.streams`"
             )
+        check_pools(self)
         check_sets(self)
 
     # -- artefacts ----------------------------------------------------------------------------------------
@@ -226,83 +176,46 @@ class Plan:
     def drafter(self, name: str) -> Artefact:
         """The folder of one drafter run."""
         if name not in self._drafters:
-            run = self.runs[name]
-            start = self.drafter(run.init_from).id if run.init_from else run.recipe.init
-            missing = [domain for domain in run.domains if (domain, "train") not in self.responses]
-            if missing:
-                raise DraftpoolError(
-                    "no training prompts", f"config key `domains.{missing[0]}.train`", "set it above 0"
-                )
-            cfg = {
-                "kind": run.recipe.kind,
-                "domains": run.domains,
-                "prompts_per_domain": run.recipe.prompts_per_domain,
-                "seed": run.seed,
-                "init": "drafter" if run.init_from else run.recipe.init,
-                "objective": run.recipe.objective.model_dump(),
-                "model": run.recipe.model.model_dump(),
-                "training": run.recipe.training.model_dump(exclude={"threads"}),
-                "taps": self.study.target.taps,
-                "device": self.study.device,
-            }
-            inputs = {
-                "target": self.target.id,
-                "responses": [self.responses[domain, "train"].id for domain in run.domains],
-                "init": start if run.init_from else None,
-            }
-            slug = f"{run.recipe.objective.kind}-{run.home or 'mixed'}-s{run.seed}"
-            threads = run.recipe.training.threads
-            self._drafters[name] = Artefact(make_id(slug, cfg | inputs), cfg, inputs, threads)
+            self._drafters[name] = drafter_artefact(self, self.runs[name], Artefact)
         return self._drafters[name]
 
     def named_drafters(self, names) -> list[dict]:
-        """Names and ids of drafters, as stages are told them."""
-        return [{"name": name, "id": self.drafter(name).id} for name in names]
-
-    def _compares_drafters(self, name: str) -> bool:
-        """Whether all drafters are scored on a domain or prompt set; selectors alone need the pool."""
-        return name in self.trained_domains or temperature_of(self.study, name) > 0.0
+        """Names, kinds and ids of drafters, as stages are told them."""
+        return [{"name": name, "kind": self.runs[name].kind, "id": self.drafter(name).id} for name in names]
 
     @cached_property
     def score(self) -> Artefact:
         """The acceptance table of all drafters."""
-        cfg = {
-            "answers": [
-                {
-                    "name": name,
-                    "temperature": temperature_of(self.study, name),
-                    "prompts": self.study.score.prompts_per_domain if name in self.prompts else None,
-                    "bd_full": self.study.score.bd_full_prompts if name in self.trained_domains else 0,
-                    "drafters": None if self._compares_drafters(name) else list(self.study.pool) or None,
-                }
-                for name in self.held_out
-            ],
-            "pool": list(self.study.pool) if self.study.score.bd_full_prompts else [],
-            "drafters": self.named_drafters(self.runs),
-            "taps": self.study.target.taps,
-            "backend": self.study.target.backend,
-            "device": self.study.device,
-        }
-        inputs = {
-            "target": self.target.id,
-            "responses": [self.responses[name, "eval"].id for name in self.held_out],
-        }
-        return Artefact(make_id("acceptance", cfg | inputs), cfg, inputs)
+        return score_artefact(self, Artefact)
+
+    @cached_property
+    def pools(self) -> dict[str, PoolPlan]:
+        """All pools by name, the main one first."""
+        return pools_of(self)
 
     @cached_property
     def live_drafters(self) -> list[str]:
-        """Drafters that decode live: the pool, then every other drafter that is not a sweep's."""
+        """Drafters that decode live on the main pool's streams: the pool, then every other drafter of the main pool's
+        kinds that is not a sweep's.
+        """
+        kinds = {self.runs[name].kind for name in self.study.pool}
         others = [
             name
             for name, run in self.runs.items()
-            if run.recipe.role != "sweep" and name not in self.study.pool
+            if run.recipe.role != "sweep" and name not in self.study.pool and run.kind in kinds
         ]
         return [*self.study.pool, *others]
 
+    @cached_property
+    def checked_drafters(self) -> list[str]:
+        """Drafters that the losslessness gate runs: all that decode live on some stream, or are of a further pool."""
+        pooled = [name for pool in self.pools.values() for name in pool.drafters]
+        return list(dict.fromkeys([*self.live_drafters, *pooled]))
+
     @property
     def homes(self) -> dict[str, str]:
-        """Domain of every specialist of the pool."""
-        return {name: self.runs[name].home for name in self.study.pool if self.runs[name].home is not None}
+        """Domain of every specialist of the main pool."""
+        return main_pool(self).homes(self)
 
     @cached_property
     def lossless(self) -> Artefact:
@@ -328,27 +241,16 @@ class Plan:
     @cached_property
     def stats_cfg(self) -> dict:
         """Configuration of compute_stats."""
-        drafters = [
-            {
-                "name": run.name,
-                "recipe": run.recipe_name,
-                "seed": run.seed,
-                "role": run.recipe.role,
-                "home": run.home,
-                "objective": run.recipe.objective.model_dump(),
-                "block_size": run.recipe.model.block_size,
-                "n_layers": run.recipe.model.n_layers,
-                "steps": run.recipe.training.steps,
-                "clip": run.recipe.training.clip,
-                "group": run.recipe.group,
-            }
-            for run in self.runs.values()
-        ]
         return {
             "study": self.study.experiment,
             "domains": self.trained_domains,
-            "drafters": drafters,
+            "drafters": told_of_drafters(self),
             "pool": list(self.study.pool),
+            "pools": [
+                {"name": pool.name, "arms": list(pool.arms), "generalist": pool.generalist}
+                for pool in self.pools.values()
+            ],
+            "stream_pools": {name: stream.pool or MAIN for name, stream in self.study.decode.streams.items()},
             "generalist": self.study.generalist,
             "temperature": self.study.decode.temperature,
             "sampled": [name for name in self.prompt_sets if temperature_of(self.study, name) > 0.0],
@@ -364,22 +266,18 @@ class Plan:
             "prepare_prompts": self.prompts.values(),
             "prepare_set": self.prompt_sets.values(),
             "generate_responses": self.responses.values(),
-            "train_drafter": [self.drafter(name) for name in self.runs],
+            **{
+                stage: [self.drafter(name) for name, run in self.runs.items() if run.stage == stage]
+                for stage in ("train_drafter", "make_drafter", "fetch_drafter")
+            },
             "check_lossless": [self.lossless] if self.decodes else [],
             "score_pool": [self.score],
             "decode_live": self.decodes.values(),
             "profile_decode": self.profiles,
-            "profile_costs": costs_artefact(self, Artefact),
+            "profile_costs": [
+                made for pool in self.pools.values() for made in costs_artefact(self, Artefact, pool)
+            ],
             "train_router": router_artefact(self, Artefact),
-            "replay_selectors": replay_artefact(self, Artefact),
+            "replay_selectors": replay_artefacts(self, Artefact),
         }
         return {stage: {artefact.id: artefact for artefact in made} for stage, made in found.items()}
-
-
-def _recipe(raw: dict, where: str) -> Recipe:
-    from pydantic import ValidationError
-
-    try:
-        return Recipe.model_validate(raw)
-    except ValidationError as error:
-        raise DraftpoolError(str(explain(error)), f"config key `{where}`") from error

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from draftpool.config.ids import make_id
+from draftpool.config.plan_pools import PoolPlan
 from draftpool.config.plan_prompts import is_session, stream_sampling
 from draftpool.config.plan_replay import costs_artefact, router_artefact
+from draftpool.data.streams import MAIN
 from draftpool.selectors.base import PLAIN, arms_of
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 def lossless_artefact(plan: Plan, make: type[Artefact]) -> Artefact:
     """The losslessness report of the live drafters."""
     cfg = plan.study.lossless.model_dump() | {
-        "drafters": plan.named_drafters(plan.live_drafters),
+        "drafters": plan.named_drafters(plan.checked_drafters),
         "taps": plan.study.target.taps,
         "backend": plan.study.target.backend,
         "max_prompt_tokens": plan.study.responses.max_prompt_tokens,
@@ -30,12 +32,12 @@ def lossless_artefact(plan: Plan, make: type[Artefact]) -> Artefact:
     return make(make_id("lossless", cfg | inputs), cfg, inputs)
 
 
-def _context(plan: Plan, make: type[Artefact]) -> dict[str, Any]:
+def _context(plan: Plan, make: type[Artefact], pool: PoolPlan) -> dict[str, Any]:
     """What some live selectors read: costs of the pool, routes of the prompts."""
     selectors = plan.study.selectors.values()
-    weighs = any(PLAIN in arms_of(selector, plan.study.pool) for selector in selectors)
+    weighs = any(PLAIN in arms_of(selector, ()) for selector in selectors)
     routed = any(selector["kind"] == "router" for selector in selectors)
-    costs = costs_artefact(plan, make) if weighs else []
+    costs = costs_artefact(plan, make, pool) if weighs else []
     routes = router_artefact(plan, make) if routed else []
     return {"costs": [made.id for made in costs], "routes": [made.id for made in routes]}
 
@@ -43,10 +45,13 @@ def _context(plan: Plan, make: type[Artefact]) -> dict[str, Any]:
 def decode_artefacts(plan: Plan, make: type[Artefact]) -> dict[tuple[str, str], Artefact]:
     """Live decoding per (stream, dtype)."""
     made = {}
-    context = _context(plan, make)
     for name, stream in plan.study.decode.streams.items():
         where = f"decode.streams.{name}.domains"
         domains = plan.stream_names(stream.domains, where)
+        pool = plan.pools[stream.pool or MAIN]
+        context = _context(plan, make, pool)
+        # Drafters outside the main pool are decoded with it, a further pool's stream has its own only.
+        drafters = plan.live_drafters if pool.name == MAIN else pool.drafters
         for dtype in plan.dtypes:
             cfg = {
                 "stream": name,
@@ -55,10 +60,10 @@ def decode_artefacts(plan: Plan, make: type[Artefact]) -> dict[tuple[str, str], 
                 "order": stream.order,
                 "stream_seed": stream.seed,
                 "dtype": dtype,
-                "pool": list(plan.study.pool),
-                "homes": plan.homes,
-                "generalist": plan.study.generalist,
-                "drafters": plan.named_drafters(plan.live_drafters),
+                "pool": list(pool.arms),
+                "homes": pool.homes(plan),
+                "generalist": pool.generalist,
+                "drafters": plan.named_drafters(drafters),
                 "selectors": plan.study.selectors,
                 "taps": plan.study.target.taps,
                 "backend": plan.study.target.backend,

@@ -126,7 +126,9 @@ def set_artefacts(plan: Plan, make: type[Artefact]) -> dict[str, Artefact]:
 def answer_options(options: PromptSet, study: Study) -> dict[str, Any]:
     """What generate_responses is told about a prompt set, besides what it is told of a domain."""
     if isinstance(options, Sampled):
-        return {"temperature": options.temperature, "repeats": options.repeats}
+        # Told where it cuts anything only, so that ids of answers from the whole vocabulary stay what they were.
+        cut = {} if options.top_p == 1.0 else {"top_p": options.top_p}
+        return {"temperature": options.temperature, "repeats": options.repeats} | cut
     if isinstance(options, Sessions):
         # Later turns hold the answers to earlier ones, so these have the length that live decoding gives them.
         return {
@@ -163,19 +165,25 @@ def temperature_of(study: Study, name: str) -> float:
     return options.temperature if isinstance(options, Sampled) else 0.0
 
 
+def top_p_of(study: Study, name: str) -> float:
+    """Top-p of the held-out answers of a domain or prompt set."""
+    options = study.prompt_sets.get(name)
+    return options.top_p if isinstance(options, Sampled) else 1.0
+
+
 def is_session(study: Study, name: str) -> bool:
     """Whether a name stands for a prompt set of sessions."""
     return isinstance(study.prompt_sets.get(name), Sessions)
 
 
 def stream_sampling(study: Study, names: list[str], where: str) -> dict[str, Any]:
-    """What decode_live is told about a stream of prompt sets: `temperature`, `repeats`, `max_prompt_tokens`.
+    """What decode_live is told about a stream of prompt sets: `temperature`, `top_p`, `repeats`, `max_prompt_tokens`.
 
     Raises:
         DraftpoolError: If the stream mixes what cannot be decoded in one go.
     """
     options = [study.prompt_sets.get(name) for name in names]
-    sampled = {(one.temperature, one.repeats) for one in options if isinstance(one, Sampled)}
+    sampled = {(one.temperature, one.top_p, one.repeats) for one in options if isinstance(one, Sampled)}
     if sampled and (len(sampled) > 1 or not all(isinstance(one, Sampled) for one in options)):
         raise DraftpoolError(
             "sampled prompt sets are mixed with others",
@@ -184,8 +192,8 @@ def stream_sampling(study: Study, names: list[str], where: str) -> dict[str, Any
         )
     found: dict[str, Any] = {}
     if sampled:
-        ((temperature, repeats),) = sampled
-        found |= {"temperature": temperature, "repeats": repeats}
+        ((temperature, top_p, repeats),) = sampled
+        found |= {"temperature": temperature, "top_p": top_p, "repeats": repeats}
     longest = [one.max_prompt_tokens for one in options if isinstance(one, Sessions)]
     if longest:
         if len(set(longest)) > 1 or not all(isinstance(one, Sessions) for one in options):

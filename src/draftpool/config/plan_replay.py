@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from draftpool.config.ids import make_id
 from draftpool.config.models import Stream
+from draftpool.config.plan_pools import PoolPlan
 from draftpool.config.plan_prompts import temperature_of
-from draftpool.data.streams import HELD_OUT
+from draftpool.data.streams import HELD_OUT, MAIN
 from draftpool.errors import DraftpoolError
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ def replayed_selectors(plan: Plan) -> dict[str, dict]:
     return both
 
 
-def costs_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
-    """Costs of the pool in the dtype that live decoding is timed in."""
-    if plan.study.replay is None or not plan.study.pool:
+def costs_artefact(plan: Plan, make: type[Artefact], pool: PoolPlan) -> list[Artefact]:
+    """Costs of a pool in the dtype that live decoding is timed in."""
+    if plan.study.replay is None or not pool.arms:
         return []
     cfg = {
-        "drafters": plan.named_drafters(plan.study.pool),
+        "drafters": plan.named_drafters(pool.drafters),
         "repeats": plan.study.replay.cost_repeats,
         "dtype": plan.dtypes[-1],
         "taps": plan.study.target.taps,
@@ -77,7 +78,7 @@ def router_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
     return [make(make_id("routes", cfg | inputs), cfg, inputs)]
 
 
-def _streams(plan: Plan) -> dict[str, dict]:
+def replayed_streams(plan: Plan) -> dict[str, dict]:
     """Every stream that is replayed."""
 
     replay = plan.study.replay
@@ -95,10 +96,11 @@ def _streams(plan: Plan) -> dict[str, dict]:
     decode, streams = plan.study.decode, {}
     for name, stream in decode.streams.items():
         own = told(name, stream, "decode", decode.max_new_tokens, replay.seeds)
-        # The held-out answers of domains are greedy: at another temperature only sampled sets have an exact replay.
-        if decode.temperature == 0.0 or any(
-            temperature_of(plan.study, name) > 0.0 for name in own["domains"]
-        ):
+        # The held-out answers of domains are greedy: at another temperature only sampled sets have an exact replay, and
+        # under `rejection` those have none either, since the text depends on what is drafted.
+        sampled = any(temperature_of(plan.study, name) > 0.0 for name in own["domains"])
+        exact = decode.verification == "match" if sampled else decode.temperature == 0.0
+        if exact:
             streams[name] = own
     for name, stream in replay.streams.items():
         streams[name] = told(name, stream, "replay", None, min(replay.seeds, replay.stream_seeds))
@@ -106,36 +108,68 @@ def _streams(plan: Plan) -> dict[str, dict]:
     return streams | {HELD_OUT: told(HELD_OUT, everything, "replay", None, replay.seeds)}
 
 
-def replay_artefact(plan: Plan, make: type[Artefact]) -> list[Artefact]:
-    """Replay of all selectors on the live streams, cut to the live length, on streams of its own, and on all
+def replay_artefacts(plan: Plan, make: type[Artefact]) -> list[Artefact]:
+    """The replay of every pool, the main one first."""
+    if plan.study.replay is None:
+        return []
+    return [_replay_artefact(plan, make, pool) for pool in plan.pools.values()]
+
+
+def streams_of(plan: Plan, pool: PoolPlan) -> dict[str, dict]:
+    """Streams that a pool is replayed on.
+
+    Raises:
+        DraftpoolError: If it names one that there is not.
+    """
+    streams = replayed_streams(plan)
+    if pool.streams is None:
+        return {name: told for name, told in streams.items() if _played_by(plan, name) in (None, pool.name)}
+    for name in pool.streams:
+        if name not in streams:
+            raise DraftpoolError(
+                f"unknown stream `{name}`",
+                f"config key `pools.{pool.name}.streams`",
+                f"known: {', '.join(streams)}",
+            )
+    return {name: streams[name] for name in pool.streams}
+
+
+def _played_by(plan: Plan, stream: str) -> str | None:
+    """The further pool that decodes a stream live."""
+    return plan.study.decode.streams[stream].pool if stream in plan.study.decode.streams else None
+
+
+def _replay_artefact(plan: Plan, make: type[Artefact], pool: PoolPlan) -> Artefact:
+    """Replay of a pool's selectors on the live streams, cut to the live length, on streams of its own, and on all
     held-out answers (`heldout`).
     """
-    if plan.study.replay is None or not plan.study.pool:
-        return []
-    streams = _streams(plan)
-    sizes = plan.study.replay.pool_sizes
+    streams = streams_of(plan, pool)
+    sizes = plan.study.replay.pool_sizes if pool.name == MAIN else None
     if sizes is not None and max(sizes.sizes) > len(plan.live_drafters):
         raise DraftpoolError(
             f"a pool of {max(sizes.sizes)} of {len(plan.live_drafters)} drafters",
             "config key `replay.pool_sizes.sizes`",
             "lower it or train more drafters",
         )
+    selectors = replayed_selectors(plan)
+    if pool.selectors is not None:
+        selectors = {name: cfg for name, cfg in selectors.items() if name in pool.selectors}
     cfg = {
-        "pool": list(plan.study.pool),
-        "drafters": plan.named_drafters(plan.study.pool),
+        "pool": list(pool.arms),
+        "drafters": plan.named_drafters(pool.drafters),
         "pool_sizes": None if sizes is None else sizes.model_dump() | {"drafters": plan.live_drafters},
-        "homes": plan.homes,
-        "generalist": plan.study.generalist,
-        "selectors": replayed_selectors(plan),
+        "homes": pool.homes(plan),
+        "generalist": pool.generalist,
+        "selectors": selectors,
         "few": sorted(plan.study.replay.few),
         "few_seeds": plan.study.replay.few_seeds,
         "streams": streams,
     }
-    (costs,) = costs_artefact(plan, make)
+    (costs,) = costs_artefact(plan, make, pool)
     inputs = {
         "acceptance": plan.score.id,
         "costs": costs.id,
         "routes": [artefact.id for artefact in router_artefact(plan, make)],
         "responses": [plan.responses[name, "eval"].id for name in plan.held_out],
     }
-    return [make(make_id("replay", cfg | inputs), cfg, inputs)]
+    return make(make_id("replay" if pool.name == MAIN else f"replay-{pool.name}", cfg | inputs), cfg, inputs)

@@ -43,6 +43,12 @@ class Sampled(_PromptSet):
 
     kind: Literal["sampled"] = Field(description="Kind of set.")
     temperature: float = Field(1.0, description="Temperature of the target.", gt=0.0)
+    top_p: float = Field(
+        1.0,
+        description="Sample from the smallest set of most likely tokens with this probability.",
+        gt=0.0,
+        le=1.0,
+    )
     repeats: int = Field(1, description="Sampled texts per prompt.", ge=1)
 
 

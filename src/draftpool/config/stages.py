@@ -8,6 +8,7 @@ from functools import cache
 from draftpool.cli import STAGES
 from draftpool.config.digest import code_digest
 from draftpool.config.plan import Plan
+from draftpool.drafters.kinds import modules_of
 from draftpool.errors import DraftpoolError
 from draftpool.registry import find_registered
 from draftpool.selectors.base import make_selector
@@ -32,6 +33,7 @@ def _registered(stage: str, cfg: dict) -> Iterator[str]:
     kinds = [selector["kind"] for selector in cfg.get("selectors", {}).values()]
     for kind in (*ALWAYS.get(stage, ()), *kinds):
         yield _module("draftpool.selectors", "register_selector", kind)
+    yield from modules_of(drafter["kind"] for drafter in cfg.get("drafters", ()))
     if "objective" in cfg:
         yield _module("draftpool.training.objectives", "register_objective", cfg["objective"]["kind"])
 
@@ -52,8 +54,10 @@ def check_kinds(plan: Plan) -> None:
         DraftpoolError: One line naming the drafter or selector, what is wrong and what exists.
     """
     for name, run in plan.runs.items():
+        if not run.recipe.trained:
+            continue
         try:
-            make_objective(run.recipe.objective.model_dump(), run.recipe.model.block_size)
+            make_objective(run.recipe.objective.model_dump(), run.recipe.draft_tokens + 1, run.recipe.kind)
         except DraftpoolError as error:
             raise DraftpoolError(str(error), f"drafter `{name}`") from error
     replay = plan.study.replay

@@ -65,10 +65,11 @@ class _Batch:
         with_taps: bool,
         temperature: float,
         texts: list[Text],
+        top_p: float,
     ):
         self.target, self.ends = target, ends
         self.max_new_tokens, self.with_taps = max_new_tokens, with_taps
-        self.temperature, self.texts = temperature, texts
+        self.temperature, self.top_p, self.texts = temperature, top_p, texts
         self.rows: list[_Row | None] = [None] * size
         self.cache = None
 
@@ -130,10 +131,8 @@ class _Batch:
             row = self.rows[place]
             text = self.texts[row.index]
             own = logits[source : source + 1]
-            place_in_text = len(row.ids)
-            chosen[source] = int(
-                target_choices(own, self.temperature, text.sample, text.prompt_id, place_in_text)
-            )
+            key = (text.sample, text.prompt_id, len(row.ids))
+            chosen[source] = int(target_choices(own, self.temperature, *key, self.top_p))
         return chosen
 
     def shrink(self) -> None:
@@ -152,6 +151,7 @@ def answer_prompts(
     with_taps: bool,
     temperature: float = 0.0,
     texts: list[Text] | None = None,
+    top_p: float = 1.0,
 ) -> Iterator[tuple[int, Answer]]:
     """Decode as the target alone would; yields (index of the prompt, answer) as answers end.
 
@@ -166,9 +166,10 @@ def answer_prompts(
         with_taps: Keep taps of every position but the last (which no drafter sees).
         temperature: 0 is greedy (first index on ties); else as `target_choices` samples, live and here alike.
         texts: Above temperature 0, which text is written of each prompt.
+        top_p: Above temperature 0, the probability of the set of most likely tokens that is sampled from.
     """
     size = min(batch if target.supports_batches else 1, len(prompts))
-    work = _Batch(target, size, ends, max_new_tokens, with_taps, temperature, texts or [])
+    work = _Batch(target, size, ends, max_new_tokens, with_taps, temperature, texts or [], top_p)
     waiting = deque(sorted(range(len(prompts)), key=lambda index: (-len(prompts[index]), index)))
     while waiting or work.taken:
         n_free = len(work.free)

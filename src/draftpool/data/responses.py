@@ -33,7 +33,7 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
 
     Args:
         cfg: `domain` (or the set's name), `split`, `max_new_tokens`, `max_prompt_tokens`, `batch_sequences`, `taps`,
-            `backend`, `device`; for sampled sets also `temperature` and `repeats`.
+            `backend`, `device`; for sampled sets also `temperature`, `repeats` and, below 1, `top_p`.
         target: Target folder.
         prompts: Prompt folder.
         out: Folder to write.
@@ -146,6 +146,7 @@ def _answer_turn(cfg: dict, model, tokenizer, asked: list[_Asked], turn: int, sh
         True,
         cfg.get("temperature", 0.0),
         [Text(asked[index].turn_id(turn), asked[index].sample) for index in kept],
+        cfg.get("top_p", 1.0),
     ):
         asked[kept[position]].answers.append(answer)
         shown.update(1)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from draftpool import draws
 from draftpool.artefacts import read_jsonl
 from draftpool.errors import DraftpoolError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 # The stream of all held-out answers of the domains that are trained on, at full length; every replay has it.
 HELD_OUT = "heldout"
+# The study's own pool, beside which further ones are replayed.
+MAIN = "main"
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,30 @@ def ordered(items: list[Item], order: str, seed: int) -> list[Item]:
     if order != "shuffled":
         return items
     return [items[place] for place in draws.generator("stream", seed).permutation(len(items))]
+
+
+def stream_prompts(table: pd.DataFrame, stream: dict) -> list[str]:
+    """Prompts (or sessions) of a stream of answered prompts, in its order.
+
+    Args:
+        table: Columns domain, session; every domain's held-out prompts in their order.
+        stream: `domains`, `prompts_per_domain`, `order`, `seed`.
+
+    Raises:
+        DraftpoolError: If a domain has too few scored prompts.
+    """
+    taken = []
+    for domain in stream["domains"]:
+        own = table.loc[table["domain"] == domain, "session"].drop_duplicates().tolist()
+        wanted = stream["prompts_per_domain"] or max(1, len(own))
+        if len(own) < wanted:
+            raise DraftpoolError(
+                f"only {len(own)} scored prompts of {domain}, {wanted} wanted",
+                "stream",
+                "raise score.prompts_per_domain or lower the stream's prompts_per_domain",
+            )
+        taken += own[:wanted]
+    return ordered(taken, stream["order"], stream["seed"])
 
 
 def build_stream(

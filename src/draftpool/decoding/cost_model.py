@@ -11,7 +11,7 @@ import numpy as np
 
 from draftpool.artefacts import read_json
 from draftpool.errors import DraftpoolError
-from draftpool.selectors.base import PLAIN, Floats, Ints
+from draftpool.selectors.base import PLAIN, Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -20,20 +20,24 @@ class CostModel:
 
     Attributes:
         arms: Names, `plain` for plain decoding.
-        verify: float[N], the target reads the arm's block.
+        verify: float[N], the target reads the arm's longest block.
+        widths: float[K + 2], the target reads so many tokens; NaN where that was not measured (and never happens).
         draft: float[N], 0 for plain decoding.
         catch_up: float[N, 2], seconds of a catch-up and of each token in it.
         evaluate: All drafters at one anchor.
-        evaluate_catch_up: float[2], the same for the evaluation.
+        evaluate_catch_up: float[2], the same for drafters that are evaluated together.
+        alone: bool[N], arms that an evaluation reads and drafts with one by one.
         select: Seconds of selection per round, by what a selector needs (`bandit`, `full`).
     """
 
     arms: tuple[str, ...]
     verify: Floats
+    widths: Floats
     draft: Floats
     catch_up: Floats
     evaluate: float
     evaluate_catch_up: Floats
+    alone: Bools
     select: Mapping[str, float]
 
     @property
@@ -57,13 +61,19 @@ def load_costs(folder: Path, arms: tuple[str, ...], k: Ints) -> CostModel:
         raise DraftpoolError(
             f"{error} was not measured", str(folder), "run profile_costs for this pool again"
         ) from None
+    widths = np.full(int(k.max()) + 2, np.nan)
+    for width, seconds in raw["verify"].items():
+        if int(width) < len(widths):
+            widths[int(width)] = seconds
     both = raw["evaluate_catch_up"] or {"fixed": 0.0, "per_token": 0.0}
     return CostModel(
         tuple(arms),
         verify,
+        widths,
         draft,
         np.array([[line["fixed"], line["per_token"]] for line in lines]),
         float(raw["evaluate"]),
         np.array([both["fixed"], both["per_token"]]),
+        np.array([arm in raw["alone"] for arm in arms]),
         raw["select"],
     )

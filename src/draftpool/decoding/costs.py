@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from draftpool.decoding.clock import interleave
 from draftpool.decoding.evaluation import PoolEvaluation
 from draftpool.decoding.pool import named_folders
 from draftpool.decoding.sequence import Sampling, Sequence, prefill
-from draftpool.drafters.block_live import BlockDrafter, load_model
+from draftpool.drafters.block_live import LiveBlocks
+from draftpool.drafters.load import load_drafter
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
 from draftpool.selectors.base import Completed, Context, Feedback, FirstSlots, make_selector
@@ -86,18 +88,16 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
         out: Folder to write. `verify` maps a number of tokens to seconds (its product with the host included),
             `draft` a drafter; `catch_up` a drafter to a line (`fixed` + `per_token`); `evaluate` is all drafters at
             one anchor without their catch-up, `evaluate_catch_up` theirs; `select` is the time of selecting and
-            learning in a round, for `bandit` and for `full` information; `memory` holds the bytes of every drafter:
-            `weights` of its own (what it shares with the target left out) and `state` per token of the sequence.
+            learning in a round, for `bandit` and for `full` information; `alone` lists drafters that are evaluated one
+            by one, each with its own catch-up; `memory` holds the bytes of every drafter: `weights` of its own (what it
+            shares with the target left out) and `state` per token of the sequence.
 
     Raises:
         DraftpoolError: If a drafter does not fit, or no answer is long enough.
     """
     device, dtype = resolve_device(cfg["device"]), getattr(torch, cfg["dtype"])
     model = load_target(target, cfg["taps"], device, dtype, cfg["backend"])
-    pool = {
-        name: BlockDrafter(name, load_model(folder, model))
-        for name, folder in named_folders(cfg, drafters).items()
-    }
+    pool = {name: load_drafter(name, folder, model) for name, folder in named_folders(cfg, drafters).items()}
     k_pool = max(drafter.k for drafter in pool.values())
     prompt, answer = _median_answer(responses, k_pool + 1)
     many = min(MANY, len(prompt))
@@ -107,6 +107,7 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
     sequence.commit(answer[1:], len(answer) - 1)
     ids, taps = sequence.unread(0)
     for drafter in pool.values():
+        drafter.reset(len(ids))
         drafter.prefill(ids, taps)
     evaluation = PoolEvaluation(pool, model.head_weight)
     evaluation.reset(len(prompt) + len(answer))
@@ -122,16 +123,26 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
         return run
 
     def catch_up(reader, count: int) -> Callable[[], None]:
-        def run() -> None:
+        def again() -> None:
             reader.length -= count
             reader.catch_up(ids[-count:], taps[-count:])
 
-        return run
+        # Not every kind can go back: a copy reads the text's beginning, which costs as much per token.
+        fresh = copy.copy(reader)
+        fresh.reset(len(ids) + 1)
+
+        def afresh() -> None:
+            fresh.prefill(ids[:count], taps[:count])
+
+        return again if isinstance(reader, LiveBlocks) else afresh
 
     def evaluate() -> None:
         evaluation.evaluate(answer[-1], len(ids), sequence.unread, sequence.catch_up)
 
-    widths = sorted({1, *(drafter.k + 1 for drafter in pool.values())})
+    # A model-free drafter proposes as much as it finds.
+    shortest = 1 if all(drafter.modelled for drafter in pool.values()) else 0
+    widths = set(range(2, k_pool + 2)) if not shortest else {drafter.k + 1 for drafter in pool.values()}
+    widths = sorted({1, *widths})
     parts: dict[str, Callable[[], object]] = {f"verify {width}": verify(width) for width in widths}
     parts["evaluate"] = evaluate
     readers = dict(pool) | ({} if evaluation.stacked is None else {"evaluate": evaluation.stacked})
@@ -151,11 +162,8 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
         lines[name] = {"fixed": max(0.0, few - FEW * per_token), "per_token": per_token}
     memory = {
         name: {
-            "weights": sum(
-                tensor.numel() * tensor.element_size()
-                for tensor in (*drafter.model.parameters(), drafter.model.head)
-            ),
-            "state": drafter.state_bytes() / drafter.length,
+            "weights": sum(tensor.numel() * tensor.element_size() for tensor in drafter.weights()),
+            "state": drafter.state_bytes() / len(ids),
         }
         for name, drafter in pool.items()
     }
@@ -165,6 +173,7 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
         "verify": {str(width): median[f"verify {width}"] for width in widths},
         "draft": {name: median[f"draft {name}"] for name in pool},
         "evaluate": median["evaluate"],
+        "alone": evaluation.alone,
         "evaluate_catch_up": lines.pop("evaluate", None),
         "catch_up": lines,
         "memory": memory,

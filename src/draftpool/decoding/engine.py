@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -14,9 +15,17 @@ from draftpool import draws
 from draftpool.decoding.clock import PARTS, Mark, make_clock
 from draftpool.decoding.evaluation import PoolEvaluation
 from draftpool.decoding.feedback import PendingLosses, SlotProbabilities
+from draftpool.decoding.rejection import Rejection
 from draftpool.decoding.sequence import Prefilled, Sampling, Sequence
-from draftpool.decoding.verification import Verdict, acceptance_probability, match, target_choices
-from draftpool.drafters.base import Draft, Drafter
+from draftpool.decoding.verification import (
+    Verdict,
+    acceptance_probability,
+    cut,
+    match,
+    proposed_probability,
+    target_choices,
+)
+from draftpool.drafters.base import Draft, Drafter, most_likely
 from draftpool.selectors.base import Completed, Context, Feedback, FirstSlots, Selector
 from draftpool.targets.base import TargetModel
 
@@ -58,15 +67,20 @@ def decode(
     resumed: bool = False,
     session: str | None = None,
     rounds_before: int = 0,
+    hard: bool = False,
 ) -> Result:
     """Decode one answer under one selector.
+
+    Under `rejection` above temperature 0 every arm that has a distribution samples its draft, evaluated ones too; the
+    token at prefill and rounds without a draft are sampled as under `match`. Full information keeps its meaning there:
+    an arm's loss counts how far its sampled draft matches the text that was committed, not what would have been kept.
 
     Args:
         target: The model whose text is kept.
         start: The prompt, already read.
         arms: Drafters by name in the selector's order; None is plain decoding.
         selector: A selector over these arms; it is reset, unless `resumed` or in a later turn of a session.
-        sampling: Temperature, seed, limit and end ids.
+        sampling: Temperature, top-p, rule of verification, seed, limit and end ids.
         k_pool: Longest draft of the pool, the scale of rewards.
         prompt_id: Keys the draws of the text, and the selector's outside sessions.
         selector_seed: Keys the draws of the selector.
@@ -78,6 +92,8 @@ def decode(
         session: Keys the selector's draws in all turns of a session.
         rounds_before: Rounds that the selector played in earlier turns of this session; from the second turn on it
             simply goes on, whatever it carries.
+        hard: The acceptance probability of a slot is the target's probability of the proposed token: one scale for a
+            pool in which some arms have no distribution.
 
     Returns:
         The answer; the token sampled at prefill belongs to no round.
@@ -91,16 +107,27 @@ def decode(
     else:
         selector.reset(len(names), lengths, 1, context)
     pending = PendingLosses(k_pool, whole=selector.reads_gamma)
-    probabilities = SlotProbabilities(k_pool)
-    available = np.ones((1, len(names)), dtype=bool)
+    probabilities = SlotProbabilities(k_pool, hard)
     noise = draws.RoundDraws(
         len(names) + 1, *draws.selector_key(selector_seed, sampling.sample_seed, session or prompt_id)
     )
+    rejection = None
+    if sampling.rejects:
+        seeds = (sampling.sample_seed, selector_seed)
+        rejection = Rejection(sampling.temperature, sampling.top_p, *seeds, prompt_id)
     sequence = Sequence(start, target, arms, sampling)
+    # Where no arm has enough positions all are offered, and the text is written plainly.
+    available = np.array([[sequence.fits[name] for name in names]])
+    available |= not available.any()
     if selector.needs == "full":
         evaluation = evaluation or PoolEvaluation(arms, target.head_weight)
+        if rejection is not None:
+            # It evaluates the stacked drafters only: the others may look at what was drawn for earlier slots.
+            evaluation = copy.copy(evaluation)
+            evaluation.alone = []
         evaluation.reset(start.length + sampling.max_new_tokens)
-    first = target_choices(start.first_logits, sampling.temperature, sampling.sample_seed, prompt_id, 0)
+    text = (sampling.temperature, sampling.sample_seed, prompt_id)
+    first = target_choices(start.first_logits, *text, 0, sampling.top_p)
     sequence.answer.append(int(first[0]))
     if keep_margins:
         result.margins.extend(top2_margin(start.first_logits).tolist())
@@ -116,30 +143,36 @@ def decode(
             evaluated = evaluation.evaluate(
                 sequence.answer[-1], sequence.anchor_place, sequence.unread, sequence.catch_up
             )
+            if rejection is not None:
+                evaluated = _drawn(evaluated, sequence, rejection, t)
             drafts, played = list(evaluated.values()), arm
             clock.lap("t_evaluate")
         else:
             sequence.catch_up(names[arm])
             clock.lap("t_switch")
-            drafter = arms[names[arm]]
-            drafts, played = [None if drafter is None else drafter.draft(sequence.answer[-1])], 0
+            choose = most_likely if rejection is None else rejection.choose(names[arm], int(lengths[arm]), t)
+            drafts, played = [sequence.draft(names[arm], choose)], 0
             clock.lap("t_draft")
         draft = drafts[played]
         logits = sequence.verify(None if draft is None else draft.ids)
-        choices = target_choices(
-            logits, sampling.temperature, sampling.sample_seed, prompt_id, len(sequence.answer)
-        )
-        gamma = _acceptance(draft, logits) if selector.reads_bd else None
+        matches = rejection is None or len(logits) == 1
+        choices = target_choices(logits, *text, len(sequence.answer), sampling.top_p) if matches else None
+        gamma = _acceptance(draft, logits, hard) if selector.reads_bd else None
         *proposals, chosen_ids, slots = _to_host(
             [*(None if made is None else made.ids for made in drafts), choices, gamma]
         )
         draft_ids = proposals[played]
-        verdict = match(draft_ids, chosen_ids, sampling.max_new_tokens - len(sequence.answer), sampling.ends)
+        left = sampling.max_new_tokens - len(sequence.answer)
+        if matches:
+            verdict = match(draft_ids, chosen_ids, left, sampling.ends)
+        else:
+            kept = rejection.verify(names[arm], draft_ids, draft.vocabulary, logits, t)
+            verdict = cut(kept.tokens, kept.accepted, left, sampling.ends)
         clock.lap("t_verify")
         first = None
         if full:
             pending.add(t, len(sequence.answer), proposals)
-            first = _first_slots(proposals, chosen_ids[0])
+            first = _first_slots(proposals, verdict.tokens[0])
         if selector.reads_gamma:
             rows = logits[: len(verdict.tokens)]
             probabilities.add(t, len(sequence.answer), drafts if full else None, rows)
@@ -168,7 +201,7 @@ def decode(
         clock.lap("t_select")
         # From here on nothing is timed: records are ours, not the method's.
         if gamma is None:
-            (slots,) = _to_host([_acceptance(draft, logits)])
+            (slots,) = _to_host([_acceptance(draft, logits, hard)])
         if keep_margins:
             result.margins.extend(top2_margin(logits[: len(verdict.tokens)]).tolist())
         result.rounds.append(
@@ -200,17 +233,44 @@ def decode(
     return result
 
 
+def _drawn(
+    evaluated: dict[str, Draft | None], sequence: Sequence, rejection: Rejection, round_: int
+) -> dict[str, Draft | None]:
+    """Drafts of all arms under `rejection`, each drawn as if its arm were played.
+
+    Args:
+        evaluated: Greedy drafts of the stacked drafters, whose slots do not look at each other's tokens; None for all
+            other arms.
+        sequence: The text.
+        rejection: Holds the draws.
+        round_: Round number.
+    """
+    drafts = dict(evaluated)
+    for name, greedy in evaluated.items():
+        if sequence.arms[name] is None:
+            continue
+        choose = rejection.choose(name, sequence.arms[name].k, round_)
+        if greedy is None:
+            sequence.catch_up(name)
+            drafts[name] = sequence.draft(name, choose)
+        else:
+            drafts[name] = replace(greedy, ids=greedy.vocabulary[choose(greedy.log_q, 0)])
+    return drafts
+
+
 def _first_slots(proposals: list[list[int]], token: int) -> FirstSlots:
-    """Whether every arm's first proposed token is the target's."""
+    """Whether every arm's first proposed token is the one that was committed (under `match` the target's)."""
     hit = np.array([[bool(draft) and draft[0] == token for draft in proposals]])
     return FirstSlots(np.array([True]), hit)
 
 
-def _acceptance(draft: Draft | None, logits: Tensor) -> Tensor | None:
-    """Acceptance probability of every slot [k], or None without a draft distribution."""
-    if draft is None or draft.log_q is None:
+def _acceptance(draft: Draft | None, logits: Tensor, hard: bool) -> Tensor | None:
+    """Acceptance probability of every slot [k], or None without a draft (or its distribution, where it is read)."""
+    if draft is None or not len(draft.ids):
         return None
-    return acceptance_probability(draft.log_q, draft.vocabulary, logits[:-1])
+    if hard:
+        return proposed_probability(draft.ids, logits[:-1])
+    return None if draft.log_q is None else acceptance_probability(draft.log_q, draft.vocabulary, logits[:-1])
 
 
 def _to_host(parts: list[Tensor | None]) -> list[list]:

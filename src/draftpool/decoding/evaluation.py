@@ -29,11 +29,18 @@ class PoolEvaluation:
         ]
         self.arms = arms
         self.read = 0
+        self.off: set[str] = set()
 
     def reset(self, max_length: int) -> None:
         """Start a new sequence of up to ``max_length`` tokens."""
         self.read = 0
-        if self.stacked is not None:
+        # A drafter with too few positions drafts nothing.
+        self.off = {
+            name
+            for name, drafter in self.arms.items()
+            if drafter is not None and not drafter.fits(max_length)
+        }
+        if self.stacked is not None and self.stacked.fits(max_length):
             self.stacked.reset(max_length)
 
     def evaluate(
@@ -52,12 +59,14 @@ class PoolEvaluation:
             catch_up: Lets one drafter that is not stacked read them.
         """
         drafts: dict[str, Draft | None] = dict.fromkeys(self.arms)
-        if self.stacked is not None:
+        if self.stacked is not None and self.off.isdisjoint(self.stacked_names):
             if self.read < end:
                 self.stacked.catch_up(*unread(self.read))
                 self.read = end
             drafts |= zip(self.stacked_names, self.stacked.evaluate(anchor), strict=True)
         for name in self.alone:
+            if name in self.off:
+                continue
             catch_up(name)
             drafts[name] = self.arms[name].draft(anchor)
         return drafts

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from draftpool.decoding.verification import acceptance_probability
+from draftpool.decoding.verification import acceptance_probability, proposed_probability
 from draftpool.drafters.base import Draft
 from draftpool.selectors.base import Completed
 
@@ -77,10 +77,11 @@ class SlotProbabilities:
 
     Args:
         k_pool: K, the pool's longest draft.
+        hard: As in :func:`draftpool.decoding.engine.decode`.
     """
 
-    def __init__(self, k_pool: int):
-        self.k_pool = k_pool
+    def __init__(self, k_pool: int, hard: bool = False):
+        self.k_pool, self.hard = k_pool, hard
         self._logits: dict[int, Tensor] = {}
         self._drafts: dict[int, tuple[int, list[Draft | None]]] = {}
 
@@ -104,13 +105,15 @@ class SlotProbabilities:
         start, drafts = self._drafts[round_]
         gamma = np.zeros((len(drafts), n_slots))
         for arm, draft in enumerate(drafts):
-            if draft is None or draft.log_q is None:
+            if draft is None or (draft.log_q is None and not self.hard):
                 continue
-            for slot in range(min(n_slots, len(draft.log_q))):
+            for slot in range(min(n_slots, len(draft.ids))):
                 row = self._logits[start + slot][None]
-                gamma[arm, slot] = float(
-                    acceptance_probability(draft.log_q[slot][None], draft.vocabulary, row)[0]
-                )
+                if self.hard:
+                    value = proposed_probability(draft.ids[slot : slot + 1], row)
+                else:
+                    value = acceptance_probability(draft.log_q[slot][None], draft.vocabulary, row)
+                gamma[arm, slot] = float(value[0])
         return gamma
 
     def take(self, rounds: Sequence[int]) -> np.ndarray:

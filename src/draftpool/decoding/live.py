@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -28,6 +29,7 @@ from draftpool.decoding.methods import Method, methods_of
 from draftpool.decoding.pool import Workbench, load_workbench, named_folders
 from draftpool.decoding.sequence import Prefilled, Sampling, prefill
 from draftpool.decoding.verification import gumbel_noise
+from draftpool.drafters.base import Remembering, learns
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
 from draftpool.selectors.base import PLAIN, Selector
@@ -74,12 +76,23 @@ class Decoder:
 
     def __init__(self, bench: Workbench, cfg: dict):
         self.bench, self.cfg = bench, cfg
-        self.k_pool = max(bench.drafters[name].k for name in cfg["pool"])
+        self.k_pool = max(bench.drafters[name].k for name in cfg["pool"] if name != PLAIN)
         # Drafters outside the pool decode too, and may draft longer blocks than the scale of the rewards.
         self.room = max(drafter.k for drafter in bench.drafters.values())
         self.half = cfg["dtype"] != "float32"
+        self.sampling = Sampling(
+            cfg["max_new_tokens"],
+            bench.ends,
+            cfg["temperature"],
+            top_p=cfg.get("top_p", 1.0),
+            verification=cfg.get("verification", "match"),
+        )
         self._evaluations: dict[tuple[str, ...], PoolEvaluation] = {}
         self._carried: dict[str, Selector] = {}
+        # Some arms of the pool have no distribution: one scale of acceptance for all.
+        self.hard = not all(bench.drafters[name].modelled for name in cfg["pool"] if name != PLAIN)
+        # What drafters remember of the stream, for each run along it.
+        self._memories: dict[tuple[str, int, str], object] = {}
 
     def prefill(self, ids: list[int]) -> Prefilled:
         """Let the target read a prompt, with room for a whole answer."""
@@ -105,7 +118,9 @@ class Decoder:
     ) -> Result:
         """Decode a prompt that was read under one method."""
         arms = {name: self.bench.drafters.get(name) for name in method.arms}
-        sampling = Sampling(limit, self.bench.ends, self.cfg["temperature"], repeat)
+        for name, drafter in self._learning(method):
+            drafter.memory = self._memory(method, repeat, name, drafter)
+        sampling = replace(self.sampling, max_new_tokens=limit, sample_seed=repeat)
         selector = selector or method.selector()
         return decode(
             self.bench.target,
@@ -121,8 +136,27 @@ class Decoder:
             self.evaluation(method.arms) if selector.needs == "full" else None,
             marks,
             method.context(session_of(prompt_id)[0]),
+            hard=self.hard,
             **options,
         )
+
+    def _learning(self, method: Method) -> list[tuple[str, Remembering]]:
+        """Arms of a method that remember its stream."""
+        arms = {name: self.bench.drafters.get(name) for name in method.arms}
+        return [(name, drafter) for name, drafter in arms.items() if learns(drafter)]
+
+    def _memory(self, method: Method, repeat: int, name: str, drafter: Remembering) -> object:
+        key = (method.key, repeat, name)
+        if key not in self._memories:
+            self._memories[key] = drafter.new_memory()
+        return self._memories[key]
+
+    def remember(self, method: Method, repeat: int, answers: list[list[int]]) -> None:
+        """Tell the arms of a method that remember the stream what was written, whichever arm drafted it."""
+        for name, drafter in self._learning(method):
+            drafter.memory = self._memory(method, repeat, name, drafter)
+            for answer in answers:
+                drafter.remember(answer)
 
     def warm_up(self, item: StreamItem, methods: list[Method]) -> None:
         """Decode a few tokens under every method."""
@@ -139,7 +173,7 @@ class Decoder:
         selectors = {place: self._selector(methods[place]) for place in order}
         answers: dict[int, list[list[int]]] = {place: [] for place in order}
         played = dict.fromkeys(order, 0)
-        found = {method.key: {"sequences": [], "steps": []} for method in methods}
+        found = {method.key: {"sequences": [], "steps": [], "answers": []} for method in methods}
         session = None if item.turns is None else item.prompt_id
         turns = len(item.turns or [item])
         for turn in range(turns):
@@ -165,6 +199,10 @@ class Decoder:
                     rounds_before=played[place],
                 )
                 answers[place].append(results[place].tokens)
+                self.remember(method, repeat, [results[place].tokens])
+                if self._learning(method):
+                    # A run that is taken up again must know what was written before.
+                    found[method.key]["answers"].append(results[place].tokens)
                 played[place] += len(results[place].rounds)
                 shown.update(int(turn == turns - 1))
             plain_place = next(place for place in order if methods[place].name == PLAIN)
@@ -206,7 +244,11 @@ class Decoder:
         plain: Result,
         same_prompt: bool,
     ) -> tuple[dict, list[dict]]:
-        """Sequence row and step rows; behind a half-precision flip in an earlier turn the texts are not comparable."""
+        """Sequence row and step rows; behind a half-precision flip in an earlier turn the texts are not comparable.
+
+        Under `rejection` texts have plain decoding's law, not its tokens, and are never compared: `matches_plain` and
+        `first_mismatch` are missing.
+        """
         common = {
             "stream": self.cfg["stream"],
             "selector": method.name,
@@ -217,6 +259,7 @@ class Decoder:
             "prompt_index": item.index,
             "dtype": self.cfg["dtype"],
         }
+        compared = not self.sampling.rejects
         place = first_difference(result.tokens, plain.tokens) if same_prompt else 0
         sequence = common | {
             "sha256": sha256_of_ids(result.tokens),
@@ -227,10 +270,12 @@ class Decoder:
             "plain_wall_time": plain.seconds,
             "plain_n_tokens": len(plain.tokens),
             "plain_sha256": sha256_of_ids(plain.tokens),
-            "matches_plain": place < 0,
-            "first_mismatch": place,
-            "top2_margin": plain.margins[place] if same_prompt and 0 <= place < len(plain.margins) else None,
+            "matches_plain": place < 0 if compared else None,
+            "first_mismatch": place if compared else None,
+            "top2_margin": None,
         }
+        if compared and same_prompt and 0 <= place < len(plain.margins):
+            sequence["top2_margin"] = plain.margins[place]
         return sequence, [common | row for row in result.rounds]
 
 
@@ -251,7 +296,8 @@ def decode_live(
     Args:
         cfg: `stream`, `domains`, `prompts_per_domain`, `order`, `stream_seed`, `dtype`, `pool`, `homes`,
             `generalist`, `drafters`, `selectors`, `selector_seeds`, `max_new_tokens`, `max_prompt_tokens`,
-            `temperature`, `repeats`, `warmup_prompts`, `taps`, `backend`, `device`.
+            `temperature`, `repeats`, `warmup_prompts`, `taps`, `backend`, `device`; `top_p` (default 1) and
+            `verification` (default `match`).
         target: Target folder.
         prompts: Prompt folders, one a domain.
         drafters: Drafter folders in the order of `cfg["drafters"]`.
@@ -263,7 +309,8 @@ def decode_live(
         out: Folder to write.
 
     Raises:
-        DraftpoolError: If the gate's report is missing, or a float32 text differs from plain decoding.
+        DraftpoolError: If the gate's report is missing, or a float32 text differs from plain decoding (which under
+            `rejection` above temperature 0 it may).
     """
     read_json(lossless)
     folders = named_folders(cfg, drafters)
@@ -291,6 +338,9 @@ def decode_live(
                 path = scratch / f"{item.prompt_id}-{repeat}.json"
                 found = read_json(path) if path.exists() else {}
                 missing = [method for method in methods if method.key not in found or method.key in broken]
+                for method in methods:
+                    if method not in missing:
+                        decoder.remember(method, repeat, found[method.key]["answers"])
                 shown.update(len(methods) - len(missing))
                 if missing:
                     if cold:
@@ -307,7 +357,12 @@ def decode_live(
     # Cells read back from disk have their keys in another order; the tables must not tell.
     sequences = pd.DataFrame([row for cell in cells for row in cell["sequences"]]).sort_index(axis=1)
     steps = pd.DataFrame([row for cell in cells for row in cell["steps"]]).sort_index(axis=1)
-    wrong = sequences[~sequences.matches_plain]
+    if decoder.sampling.rejects:
+        # NaN, which the statistics do not take for a difference as they would None.
+        sequences = sequences.astype({"matches_plain": float, "first_mismatch": float})
+        wrong = sequences.iloc[:0]
+    else:
+        wrong = sequences[~sequences.matches_plain]
     if cfg["dtype"] == "float32" and len(wrong):
         row = wrong.iloc[0]
         raise DraftpoolError(

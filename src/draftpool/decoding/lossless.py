@@ -11,6 +11,7 @@ from draftpool.artefacts import write_json
 from draftpool.decoding.engine import decode, top2_margin
 from draftpool.decoding.pool import Workbench, load_workbench, named_folders
 from draftpool.decoding.sequence import Sampling, prefill
+from draftpool.drafters.base import learns
 from draftpool.errors import DraftpoolError
 from draftpool.progress import progress
 from draftpool.selectors.base import make_selector
@@ -56,6 +57,9 @@ def _float32_report(bench: Workbench, items: list, max_new_tokens: int) -> tuple
             item.prompt_id,
         )
         texts[item.prompt_id] = plain.tokens
+        for drafter in bench.drafters.values():
+            if learns(drafter):
+                drafter.remember(plain.tokens)
         drafted, accepted = (sum(row[name] for row in mixed.rounds) for name in ("n_drafted", "n_accepted"))
         report["tokens"] += len(plain.tokens)
         report["drafted"] += drafted

@@ -11,6 +11,7 @@ import numpy as np
 from draftpool.config.digest import code_digest
 from draftpool.config.ids import make_key
 from draftpool.decoding.cost_model import load_costs
+from draftpool.drafters.kinds import modules_of
 from draftpool.errors import DraftpoolError
 from draftpool.registry import find_registered
 from draftpool.replay.routes import load_routes
@@ -36,6 +37,7 @@ class Method:
         seed: Of its draws.
         costs: Modelled seconds of a round with each arm, if it weighs them.
         routes: Its arm by prompt or session, if it is a router.
+        kinds: Kinds of the drafters among its arms.
     """
 
     name: str
@@ -44,12 +46,13 @@ class Method:
     seed: int
     costs: tuple[float, ...] | None = None
     routes: tuple[tuple[str, int], ...] | None = None
+    kinds: tuple[str, ...] = ()
 
     @cached_property
     def key(self) -> str:
         """Names this method's cells: its configuration, what it reads and the code it runs."""
         module = find_registered(PACKAGE, DECORATOR, self.cfg["kind"])
-        code = code_digest("draftpool.decoding.live", module)
+        code = code_digest("draftpool.decoding.live", module, *modules_of(self.kinds))
         return make_key([self.name, self.cfg, self.arms, self.seed, self.costs, self.routes, code])
 
     @cached_property
@@ -95,15 +98,17 @@ def methods_of(
     Raises:
         DraftpoolError: If a drafter was not measured.
     """
+    kind_of_arm = {drafter["name"]: drafter["kind"] for drafter in cfg["drafters"]}
     methods = [Method(PLAIN, {"kind": "plain"}, [PLAIN], 0)]
     methods += [
-        Method(f"fixed:{d['name']}", {"kind": "fixed", "arm": d["name"]}, [d["name"]], 0)
+        Method(f"fixed:{d['name']}", {"kind": "fixed", "arm": d["name"]}, [d["name"]], 0, kinds=(d["kind"],))
         for d in cfg["drafters"]
     ]
     for name, selector in cfg["selectors"].items():
         arms = arms_of(selector, cfg["pool"])
+        kinds = tuple(sorted({kind_of_arm[arm] for arm in arms if arm != PLAIN}))
         seconds = arm_by_prompt = None
-        if PLAIN in arms:
+        if make_selector(selector, arms).plays_plain:
             k = np.array([lengths.get(arm, 0) for arm in arms])
             seconds = tuple(map(float, load_costs(costs, arms, k).rounds))
         if selector["kind"] == "router":
@@ -113,6 +118,7 @@ def methods_of(
             own = table[selector["features"]].reindex(queries).dropna().astype(int)
             arm_by_prompt = tuple(own.items())
         methods += [
-            Method(name, selector, list(arms), seed, seconds, arm_by_prompt) for seed in cfg["selector_seeds"]
+            Method(name, selector, list(arms), seed, seconds, arm_by_prompt, kinds)
+            for seed in cfg["selector_seeds"]
         ]
     return methods

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from draftpool.data.streams import StreamItem, build_stream
-from draftpool.drafters.block_live import BlockDrafter, load_model
+from draftpool.drafters.base import Drafter
+from draftpool.drafters.load import load_drafter
 from draftpool.errors import DraftpoolError
 from draftpool.targets.base import TargetModel
 from draftpool.targets.load import end_ids, load_target, load_tokenizer, prompt_ids, resolve_device
@@ -21,7 +22,7 @@ class Workbench:
     target: TargetModel
     tokenizer: object
     ends: list[int]
-    drafters: dict[str, BlockDrafter]
+    drafters: dict[str, Drafter]
 
     @property
     def draft_lengths(self) -> dict[str, int]:
@@ -73,5 +74,5 @@ def load_workbench(cfg: dict, target: Path, drafters: dict[str, Path], dtype: to
     """
     model = load_target(target, cfg["taps"], resolve_device(cfg["device"]), dtype, cfg["backend"])
     tokenizer = load_tokenizer(target)
-    loaded = {name: BlockDrafter(name, load_model(folder, model)) for name, folder in drafters.items()}
+    loaded = {name: load_drafter(name, folder, model) for name, folder in drafters.items()}
     return Workbench(model, tokenizer, end_ids(tokenizer, model.hf_config), loaded)

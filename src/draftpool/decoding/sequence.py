@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from draftpool.drafters.base import Drafter
+from draftpool.drafters.base import Choose, Draft, Drafter, most_likely
 from draftpool.targets.base import TargetModel
 from draftpool.targets.load import synchronise
 
@@ -40,12 +41,28 @@ class Prefilled:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the target's text is drawn and where it ends."""
+    """How the target's text is drawn and where it ends.
+
+    Attributes:
+        max_new_tokens: Longest answer.
+        ends: Ids that end it.
+        temperature: T >= 0; 0 is greedy.
+        sample_seed: Which of several texts of a prompt.
+        top_p: In (0, 1]; the text is drawn from the smallest set of most likely tokens that has it.
+        verification: Which draft tokens are kept (`draftpool.decoding.verification`, `draftpool.decoding.rejection`).
+    """
 
     max_new_tokens: int
     ends: Collection[int]
     temperature: float = 0.0
     sample_seed: int = 0
+    top_p: float = 1.0
+    verification: Literal["match", "rejection"] = "match"
+
+    @property
+    def rejects(self) -> bool:
+        """Whether drafts are sampled and rejected; greedily both rules are the same one."""
+        return self.verification == "rejection" and self.temperature > 0.0
 
 
 def prefill(target: TargetModel, prompt: list[int], max_new_tokens: int, k_pool: int) -> Prefilled:
@@ -63,7 +80,12 @@ def prefill(target: TargetModel, prompt: list[int], max_new_tokens: int, k_pool:
 
 
 class Sequence:
-    """The committed text of one run and the drafters' progress in reading it."""
+    """The committed text of one run and the drafters' progress in reading it.
+
+    Attributes:
+        answer: What was committed.
+        fits: Whether each arm can draft to the end of this text; one with too few positions drafts nothing.
+    """
 
     def __init__(
         self, start: Prefilled, target: TargetModel, arms: dict[str, Drafter | None], sampling: Sampling
@@ -72,9 +94,11 @@ class Sequence:
         start.cache.rollback(start.cache.lengths[0] - start.length)
         self.answer: list[int] = []
         self.read = dict.fromkeys(arms, 0)
-        for drafter in arms.values():
-            if drafter is not None:
-                drafter.reset(start.length + sampling.max_new_tokens)
+        length = start.length + sampling.max_new_tokens
+        self.fits = {name: drafter is None or drafter.fits(length) for name, drafter in arms.items()}
+        for name, drafter in arms.items():
+            if drafter is not None and self.fits[name]:
+                drafter.reset(length)
 
     @property
     def anchor_place(self) -> int:
@@ -84,7 +108,7 @@ class Sequence:
     def catch_up(self, arm: str) -> None:
         """Let a drafter read what was committed while it sat idle."""
         drafter, read, end = self.arms[arm], self.read[arm], self.anchor_place
-        if drafter is None or read == end:
+        if drafter is None or not self.fits[arm] or read == end:
             return
         unread = self.unread(read)
         drafter.prefill(*unread) if read == 0 else drafter.catch_up(*unread)
@@ -94,6 +118,11 @@ class Sequence:
         """Ids and taps of the committed tokens from place ``read`` up to the anchor."""
         tokens = (self.start.prompt + self.answer)[read : self.anchor_place]
         return torch.tensor(tokens, device=self.target.device), self.start.taps[read : self.anchor_place]
+
+    def draft(self, arm: str, choose: Choose = most_likely) -> Draft | None:
+        """What an arm proposes after the anchor; None for plain decoding and an arm with too few positions."""
+        drafter = self.arms[arm]
+        return None if drafter is None or not self.fits[arm] else drafter.draft(self.answer[-1], choose)
 
     def verify(self, draft_ids: Tensor | None) -> Tensor:
         """Target logits [k + 1, vocabulary] after the anchor and every draft token [k]; taps are kept."""

@@ -106,6 +106,12 @@ class DraftLayer(nn.Module):
         return x + self.down_proj(F.silu(self.gate_proj(normalised)) * self.up_proj(normalised))
 
 
+def context_bias(positions: Tensor, length: int) -> Tensor:
+    """Mask of the context: a block sees what lies before its anchor, [..., length] from positions [...]."""
+    hidden = torch.arange(length, device=positions.device) >= positions[..., None]
+    return torch.zeros(hidden.shape, device=positions.device).masked_fill_(hidden, float("-inf"))
+
+
 class BlockDrafterModel(nn.Module):
     """Weights of a block drafter.
 

@@ -1,19 +1,14 @@
-"""Shape of a block drafter, how it is fitted to a target, and how it is kept in a folder."""
+"""Shape of a block drafter, how it is fitted to a target, and the reduced vocabulary of trained drafters."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from draftpool.artefacts import read_json, write_json
-from draftpool.errors import DraftpoolError
 from draftpool.targets.base import head_size
 
 
@@ -93,67 +88,3 @@ def reduced_vocabulary(answers: Iterable[list[int]], size: int | None, vocabular
             break
         chosen.setdefault(token)
     return torch.tensor(sorted(chosen))
-
-
-def save_drafter(folder: Path, config: BlockConfig, state: dict[str, Tensor]) -> None:
-    """Write `model.safetensors` and `config.json`."""
-    save_file(
-        {name: tensor.detach().to("cpu").contiguous() for name, tensor in state.items()},
-        folder / "model.safetensors",
-    )
-    write_json(folder / "config.json", config.model_dump())
-
-
-def read_drafter(folder: Path) -> tuple[BlockConfig, dict[str, Tensor]]:
-    """Read a drafter's shape and weights.
-
-    Raises:
-        DraftpoolError: If the folder is incomplete or damaged.
-    """
-    try:
-        config = BlockConfig.model_validate(read_json(folder / "config.json"))
-        state = load_file(folder / "model.safetensors")
-    except (OSError, SafetensorError, ValueError) as error:
-        raise _damaged(str(error).splitlines()[0], folder) from error
-    if "vocabulary" not in state:
-        raise _damaged("model.safetensors holds no vocabulary", folder)
-    return config, state
-
-
-def load_weights(model: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
-    """Fill a model with the weights that were read from a folder.
-
-    Raises:
-        DraftpoolError: If they are not those of its `config.json`.
-    """
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise _damaged("model.safetensors does not fit config.json", folder) from error
-
-
-def _damaged(what: str, folder: Path) -> DraftpoolError:
-    return DraftpoolError(
-        f"damaged drafter ({what})", str(folder), "delete the folder and run snakemake again"
-    )
-
-
-def check_fits(config: BlockConfig, hf_config, taps: list[int], where: str) -> None:
-    """Refuse a drafter that was made for another target.
-
-    Raises:
-        DraftpoolError: Naming the first field that differs.
-    """
-    expected = {
-        "hidden_size": hf_config.hidden_size,
-        "target_layers": hf_config.num_hidden_layers,
-        "target_vocabulary": hf_config.vocab_size,
-        "taps": taps,
-    }
-    for name, value in expected.items():
-        if getattr(config, name) != value:
-            raise DraftpoolError(
-                f"drafter has {name} {getattr(config, name)}, the target needs {value}",
-                where,
-                "train it for this target",
-            )

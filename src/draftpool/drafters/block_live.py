@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftpool.drafters.base import Draft
-from draftpool.drafters.block import BlockDrafterModel
-from draftpool.drafters.block_config import check_fits, load_weights, read_drafter
+from draftpool.drafters.base import Choose, Draft, Everywhere, most_likely, register_drafter
+from draftpool.drafters.block import BlockDrafterModel, context_bias
+from draftpool.drafters.block_config import BlockConfig
+from draftpool.drafters.drafter_folder import check_fits, load_weights, read_drafter, target_shape
 from draftpool.errors import DraftpoolError
 from draftpool.targets.base import TargetModel
 from draftpool.targets.linear import FrozenLinear
@@ -25,15 +26,15 @@ def load_model(folder: Path, target: TargetModel) -> BlockDrafterModel:
     Raises:
         DraftpoolError: If the drafter is damaged or belongs to another target.
     """
-    config, state = read_drafter(folder)
-    check_fits(config, target.hf_config, target.taps, str(folder))
+    config, state = read_drafter(folder, BlockConfig)
+    check_fits(config, target_shape(target.hf_config, target.taps), str(folder))
     vocabulary = state["vocabulary"].to(target.device)
     model = BlockDrafterModel(config, target.embedding, target.head_weight[vocabulary], vocabulary)
     load_weights(model, state, folder)
     return model.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
-def _pack(module: torch.nn.Module) -> None:
+def pack(module: torch.nn.Module) -> None:
     """Replace every linear layer's product by one with weights packed for few rows."""
     for child in module.modules():
         if isinstance(child, torch.nn.Linear):
@@ -49,6 +50,8 @@ class LiveBlocks:
         rows: Drafters that the model stands for (more than one if stacked).
     """
 
+    modelled = True
+
     def __init__(self, name: str, model: BlockDrafterModel, rows: int = 1):
         self.name = name
         self.model = model
@@ -60,6 +63,10 @@ class LiveBlocks:
         self.values: Tensor | None = None
         self.head = FrozenLinear(model.head)
 
+    def fits(self, max_length: int) -> bool:
+        """Whether a sequence of ``max_length`` tokens and a block behind it have positions."""
+        return max_length + self.model.config.block_size <= self.model.config.max_positions
+
     def reset(self, max_length: int) -> None:
         """Forget the sequence and make room for one of up to ``max_length`` tokens.
 
@@ -67,7 +74,7 @@ class LiveBlocks:
             DraftpoolError: If the drafter has fewer positions.
         """
         config = self.model.config
-        if max_length + config.block_size > config.max_positions:
+        if not self.fits(max_length):
             raise DraftpoolError(
                 f"needs {max_length + config.block_size} positions, has {config.max_positions}",
                 f"drafter `{self.name}`",
@@ -120,16 +127,37 @@ class LiveBlocks:
         return self.rows * per_token * self.length
 
 
+@register_drafter("block")
 class BlockDrafter(LiveBlocks):
     """A block drafter at work on one sequence (protocol :class:`draftpool.drafters.base.Drafter`)."""
 
     def __init__(self, name: str, model: BlockDrafterModel):
-        _pack(model)
+        pack(model)
         super().__init__(name, model)
 
+    @classmethod
+    def load(cls, name: str, folder: Path, target: TargetModel) -> BlockDrafter:
+        """Load a drafter beside its target (see :func:`load_model`)."""
+        return cls(name, load_model(folder, target))
+
     @torch.inference_mode()
-    def draft(self, anchor: int) -> Draft:
-        """Propose the B - 1 tokens after ``anchor``, the full trained block."""
+    def draft(self, anchor: int, choose: Choose = most_likely) -> Draft:
+        """Propose the B - 1 tokens after ``anchor``, the full trained block, each slot on its own."""
         log_q = self.head(self.hidden(anchor)[0]).float().log_softmax(dim=-1)
-        ids = self.model.vocabulary[log_q.argmax(dim=-1)]
-        return Draft(ids, log_q, self.model.vocabulary)
+        return Draft(self.model.vocabulary[choose(log_q, 0)], log_q, self.model.vocabulary)
+
+    @torch.inference_mode()
+    def everywhere(self, prompt: list[int], answer: list[int], taps: Tensor) -> Everywhere:
+        """Draft at every anchor of an answer in one pass, with the mask of training."""
+        device, model = taps.device, self.model
+        positions = (len(prompt) + torch.arange(len(answer) - 1, device=device))[None]
+        context = model.context(taps[None], torch.arange(len(taps), device=device)[None])
+        anchors = torch.tensor(answer[:-1], device=device)[None]
+        hidden = model.blocks(anchors, positions, context, context_bias(positions, len(taps)).to(taps.dtype))
+        log_q = model.logits(hidden[0]).float().log_softmax(dim=-1)
+        ids = model.vocabulary[log_q.argmax(dim=-1)]
+        return Everywhere(ids, torch.full((len(ids),), self.k, device=device), log_q, model.vocabulary)
+
+    def weights(self) -> list[Tensor]:
+        """Own weights, and the copied rows of the target's head."""
+        return [*self.model.parameters(), self.model.head]

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from draftpool.drafters.base import Draft
+from draftpool.artefacts import read_json
+from draftpool.drafters.base import Choose, Draft, most_likely, register_drafter
+from draftpool.drafters.drafter_folder import damaged
+from draftpool.targets.base import TargetModel
 
 
+class NgramConfig(BaseModel):
+    """How far is looked back and drafted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: str = "ngram"
+    draft_tokens: int
+    max_ngram: int
+
+
+@register_drafter("ngram")
 class NgramDrafter:
     """Model-free drafter over the text itself (protocol :class:`draftpool.drafters.base.Drafter`).
 
@@ -21,9 +37,28 @@ class NgramDrafter:
         device: Where the ids are wanted.
     """
 
+    modelled = False
+
     def __init__(self, name: str, k: int = 10, max_ngram: int = 2, device: torch.device | str = "cpu"):
         self.name, self.k, self.max_ngram, self.device = name, k, max_ngram, torch.device(device)
         self.reset(0)
+
+    @classmethod
+    def load(cls, name: str, folder: Path, target: TargetModel) -> NgramDrafter:
+        """Make the drafter that a folder describes.
+
+        Raises:
+            DraftpoolError: If the folder is damaged.
+        """
+        try:
+            config = NgramConfig.model_validate(read_json(folder / "config.json"))
+        except ValueError as error:
+            raise damaged(str(error).splitlines()[0], folder) from error
+        return cls(name, config.draft_tokens, config.max_ngram, target.device)
+
+    def fits(self, max_length: int) -> bool:
+        """Texts of any length can be searched."""
+        return True
 
     def reset(self, max_length: int) -> None:
         """Forget the sequence; it needs no room made for it."""
@@ -45,8 +80,8 @@ class NgramDrafter:
                 if end >= n:
                     places[tuple(self.text[end - n : end])] = end
 
-    def draft(self, anchor: int) -> Draft:
-        """Propose up to k tokens after ``anchor``; none if its n-grams are new."""
+    def draft(self, anchor: int, choose: Choose = most_likely) -> Draft:
+        """Propose up to k tokens after ``anchor``; none if its n-grams are new. There is nothing to choose from."""
         text = [*self.text, anchor]
         for n in range(min(self.max_ngram, len(text)), 0, -1):
             place = self.places[n - 1].get(tuple(text[-n:]))
@@ -62,3 +97,7 @@ class NgramDrafter:
         return 8 * (
             len(self.text) + sum((n + 1) * len(places) for n, places in enumerate(self.places, start=1))
         )
+
+    def weights(self) -> list[Tensor]:
+        """None."""
+        return []

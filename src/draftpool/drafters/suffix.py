@@ -7,12 +7,20 @@ amortised constant time.
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
+from typing import Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from draftpool.drafters.base import Draft
+from draftpool.artefacts import read_json
+from draftpool.drafters.base import Choose, Draft, most_likely, register_drafter
+from draftpool.drafters.drafter_folder import damaged
 from draftpool.errors import DraftpoolError
+from draftpool.targets.base import TargetModel
 
 # Stands between past outputs, so that no match crosses their border; token ids are not negative.
 BORDER = -1
@@ -90,6 +98,50 @@ class SuffixAutomaton:
         return self._last, len(self.text)
 
 
+class SuffixStore:
+    """Past outputs of a stream, the oldest forgotten where there are too many.
+
+    Args:
+        bound: Tokens it may hold.
+
+    Attributes:
+        outputs: What it holds, oldest first.
+        automaton: Their substrings.
+    """
+
+    def __init__(self, bound: int):
+        self.bound = bound
+        self.outputs: deque[list[int]] = deque()
+        self.automaton = SuffixAutomaton()
+
+    def add(self, output: list[int]) -> None:
+        """Put an output in; one that is longer than the bound is kept from its end."""
+        if self.bound == 0 or not output:
+            return
+        self.outputs.append(list(output[-self.bound :]))
+        evicted = False
+        while sum(map(len, self.outputs)) > self.bound:
+            self.outputs.popleft()
+            evicted = True
+        if evicted:
+            # An automaton cannot shrink.
+            self.automaton = SuffixAutomaton()
+        for kept in self.outputs if evicted else [self.outputs[-1]]:
+            for token in (*kept, BORDER):
+                self.automaton.extend(token)
+
+
+class SuffixConfig(BaseModel):
+    """What a suffix drafter looks in, and how far it drafts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: str = "suffix"
+    draft_tokens: int
+    store: Literal["stream", "training", "none"]
+    store_tokens: int
+
+
+@register_drafter("suffix")
 class SuffixDrafter:
     """Model-free drafter over the text and a bounded store of past outputs (protocol `drafters.base.Drafter`).
 
@@ -101,13 +153,24 @@ class SuffixDrafter:
         k: Longest draft.
         store_tokens: Past outputs are forgotten, oldest first, beyond so many tokens; 0: no store.
         device: Where the ids are wanted.
+        learns: Whether finished texts are put into the store; a frozen one keeps what it was given.
+
+    Attributes:
+        memory: The store; a run that must not see another's outputs gets its own (:meth:`new_memory`).
 
     Raises:
         DraftpoolError: If a size is impossible.
     """
 
+    modelled = False
+
     def __init__(
-        self, name: str, k: int = 10, store_tokens: int = 4096, device: torch.device | str = "cpu"
+        self,
+        name: str,
+        k: int = 10,
+        store_tokens: int = 4096,
+        device: torch.device | str = "cpu",
+        learns: bool = True,
     ) -> None:
         if k < 1 or store_tokens < 0:
             raise DraftpoolError(
@@ -115,15 +178,37 @@ class SuffixDrafter:
                 f"drafter `{name}`",
                 "give k >= 1 and a store >= 0",
             )
-        self.name, self.k, self.store_tokens = name, k, store_tokens
+        self.name, self.k, self.store_tokens, self.learns = name, k, store_tokens, learns
         self.device = torch.device(device)
-        self.forget()
-
-    def forget(self) -> None:
-        """Empty the store: a stream begins, and no arm may be handed another run's answers."""
-        self.outputs: deque[list[int]] = deque()
-        self.store = SuffixAutomaton()
+        self.memory = self.new_memory()
         self.reset(0)
+
+    @classmethod
+    def load(cls, name: str, folder: Path, target: TargetModel) -> SuffixDrafter:
+        """Make the drafter that a folder describes; its frozen store is read from `store.safetensors`.
+
+        Raises:
+            DraftpoolError: If the folder is damaged.
+        """
+        try:
+            config = SuffixConfig.model_validate(read_json(folder / "config.json"))
+            bound = 0 if config.store == "none" else config.store_tokens
+            made = cls(name, config.draft_tokens, bound, target.device, learns=config.store == "stream")
+            if config.store == "training":
+                stored = load_file(folder / "store.safetensors")
+                for output in stored["tokens"].split(stored["lengths"].tolist()):
+                    made.memory.add(output.tolist())
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise damaged(str(error).splitlines()[0], folder) from error
+        return made
+
+    def new_memory(self) -> SuffixStore:
+        """An empty store, as at the beginning of a stream."""
+        return SuffixStore(self.store_tokens)
+
+    def fits(self, max_length: int) -> bool:
+        """Texts of any length can be searched."""
+        return True
 
     def reset(self, max_length: int) -> None:
         """Forget the sequence; it needs no room made for it."""
@@ -139,43 +224,34 @@ class SuffixDrafter:
         """Read tokens [m]; the taps are not looked at."""
         for token in tokens.tolist():
             self.own.extend(token)
-            self._match = self.store.follow(*self._match, token)
+            self._match = self.memory.automaton.follow(*self._match, token)
 
-    def draft(self, anchor: int) -> Draft:
-        """Propose up to k tokens after ``anchor``; none if it is new."""
+    def draft(self, anchor: int, choose: Choose = most_likely) -> Draft:
+        """Propose up to k tokens after ``anchor``; none if it is new. There is nothing to choose from."""
+        store = self.memory.automaton
         own, own_length = self.own.follow(*self.own.whole(), anchor)
-        stored, stored_length = self.store.follow(*self._match, anchor)
+        stored, stored_length = store.follow(*self._match, anchor)
         ids: list[int] = []
         if own_length and own_length >= stored_length:
             behind = self.own.end[own] + 1
             ids = [*self.own.text, anchor][behind : behind + self.k]
         elif stored_length:
-            behind = self.store.end[stored] + 1
-            ids = self.store.text[behind : behind + self.k]
+            behind = store.end[stored] + 1
+            ids = store.text[behind : behind + self.k]
             if BORDER in ids:
                 ids = ids[: ids.index(BORDER)]
         return Draft(torch.tensor(ids, dtype=torch.long, device=self.device), None, None)
 
     def remember(self, output: list[int]) -> None:
-        """Put a finished output into the store; the oldest ones go where it would hold more than its bound.
-
-        An output longer than the bound is kept from its end.
-        """
-        if self.store_tokens == 0 or not output:
-            return
-        self.outputs.append(list(output[-self.store_tokens :]))
-        evicted = False
-        while sum(map(len, self.outputs)) > self.store_tokens:
-            self.outputs.popleft()
-            evicted = True
-        if evicted:
-            # An automaton cannot shrink.
-            self.store = SuffixAutomaton()
-        for kept in self.outputs if evicted else [self.outputs[-1]]:
-            for token in (*kept, BORDER):
-                self.store.extend(token)
-        self._match = (0, 0)
+        """Put a finished output into the store, unless it is frozen."""
+        if self.learns:
+            self.memory.add(output)
+            self._match = (0, 0)
 
     def state_bytes(self) -> int:
         """Memory of text and store, at 8 bytes a number."""
-        return 8 * (self.own.numbers() + self.store.numbers())
+        return 8 * (self.own.numbers() + self.memory.automaton.numbers())
+
+    def weights(self) -> list[Tensor]:
+        """None."""
+        return []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
-from draftpool.analysis.tidy import read_meta, read_tidy, recipe_rows
+from draftpool.analysis.tidy import read_drafters, read_meta, read_tidy, recipe_rows
 from draftpool.errors import DraftpoolError
 from draftpool.figures import style
 
@@ -51,7 +51,7 @@ def draw(stats: Path, out: Path) -> None:
         DraftpoolError: If nothing was swept.
     """
     meta, taus = read_meta(stats), read_tidy(stats, "tau")
-    drafters = read_tidy(stats, "drafters")
+    drafters = read_drafters(stats)
     recipes = recipe_rows(drafters)
     taus = taus[(taus["level"] == "run") & (taus["metric"] == "tau") & (taus["scope"] == "mean")]
     found = {

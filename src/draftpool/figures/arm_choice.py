@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 
-from draftpool.analysis.tidy import main_stream, read_meta, read_tidy
+from draftpool.analysis.tidy import main_stream, read_drafters, read_meta, read_tidy
 from draftpool.figures import style
 
 PER_ROW = 3
@@ -20,7 +20,7 @@ def draw(stats: Path, out: Path) -> None:
     Raises:
         DraftpoolError: If there was no live decoding.
     """
-    meta, drafters, shares = read_meta(stats), read_tidy(stats, "drafters"), read_tidy(stats, "arm_shares")
+    meta, drafters, shares = read_meta(stats), read_drafters(stats), read_tidy(stats, "arm_shares")
     stream = main_stream(shares)
     shares = shares[
         (shares["dtype"] == meta["exact_dtype"]) & (shares["stream"] == stream) & (shares["domain"] != "all")

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 
-from draftpool.analysis.tidy import read_meta, read_tidy
+from draftpool.analysis.tidy import read_drafters, read_meta, read_tidy
 from draftpool.figures import style
 
-ROLES = ["generalist", "specialist", "sweep"]
+ROLES = ["generalist", "specialist", "sweep", "untrained"]
 
 
 def draw(stats: Path, out: Path) -> None:
@@ -20,10 +20,12 @@ def draw(stats: Path, out: Path) -> None:
     Raises:
         DraftpoolError: If the statistics are missing.
     """
-    meta, drafters, taus = read_meta(stats), read_tidy(stats, "drafters"), read_tidy(stats, "tau")
+    meta, drafters, taus = read_meta(stats), read_drafters(stats), read_tidy(stats, "tau")
     taus = taus[(taus["level"] == "run") & (taus["metric"] == "tau")]
     columns = [name for name in meta["domains"] if name in set(taus["scope"])] + ["mean"]
-    order = drafters.assign(rank=drafters["role"].map(ROLES.index)).sort_values("rank", kind="stable")
+    kinds = list(dict.fromkeys(drafters["kind"]))
+    rank = drafters["role"].map(ROLES.index) + len(ROLES) * drafters["kind"].map(kinds.index)
+    order = drafters.assign(rank=rank).sort_values("rank", kind="stable")
     grid = taus.pivot(index="drafter", columns="scope", values="value").loc[order["drafter"], columns]
 
     height = max(2.4, 1.3 + 0.21 * len(grid))

@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from draftpool.analysis.tidy import read_meta, read_tidy, recipe_rows
+from draftpool.analysis.tidy import read_drafters, read_meta, read_tidy, recipe_rows
 from draftpool.errors import DraftpoolError
 from draftpool.figures import style
 
 
 def compared_recipes(drafters: pd.DataFrame) -> pd.DataFrame:
     """Recipes of an objectives figure: generalists and the sweep over objectives, D-PACE and DFlash first."""
-    recipes = recipe_rows(drafters)
+    # Objectives of block drafters; the other kinds have one each.
+    recipes = recipe_rows(drafters[drafters["kind"] == "block"])
     chosen = recipes[(recipes["role"] == "generalist") | recipes["group"].isin(["objective", "objectives"])]
     if chosen.empty:
         raise DraftpoolError(
@@ -40,7 +41,7 @@ def draw(stats: Path, out: Path) -> None:
         DraftpoolError: If the statistics are missing.
     """
     meta, taus = read_meta(stats), read_tidy(stats, "tau")
-    chosen = compared_recipes(read_tidy(stats, "drafters"))
+    chosen = compared_recipes(read_drafters(stats))
     taus = taus[(taus["level"] == "recipe") & (taus["metric"] == "tau")].set_index("scope")
     scopes = [name for name in meta["domains"] if name in taus.index] + ["mean"]
     # The mean stands apart from the domains it sums up.

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
 
-from draftpool.analysis.tidy import read_tidy
+from draftpool.analysis.tidy import read_drafters, read_tidy
 from draftpool.figures import style
 from draftpool.figures.objectives import compared_recipes, recipe_label
 
@@ -24,7 +24,7 @@ def draw(stats: Path, out: Path) -> None:
     Raises:
         DraftpoolError: If the statistics are missing.
     """
-    drafters, dynamics = read_tidy(stats, "drafters"), read_tidy(stats, "training_dynamics")
+    drafters, dynamics = read_drafters(stats), read_tidy(stats, "training_dynamics")
     chosen = compared_recipes(drafters)
     runs = drafters[drafters["recipe"].isin(chosen["recipe"])]
     merged = dynamics.merge(runs[["drafter", "recipe"]], on="drafter")

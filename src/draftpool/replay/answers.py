@@ -14,7 +14,7 @@ import pandas as pd
 
 from draftpool.data.streams import session_of
 from draftpool.errors import DraftpoolError
-from draftpool.selectors.base import PLAIN, Floats, Ints
+from draftpool.selectors.base import PLAIN, Bools, Floats, Ints
 
 KEYS = ["prompt_id", "domain", "repeat"]
 
@@ -30,13 +30,16 @@ class Answers:
         tokens: int[A].
         turn: int[A * L], turn of the anchor in its session; 0 outside sessions.
         left: int[A * L], tokens from the anchor to the end of its turn; 0 behind the end.
+        available: bool[A, N], arms with enough positions for the answer (for all turns of a session).
+        drafted: int[A * L, N], tokens proposed; fewer than k where a model-free drafter has less to say.
         accepted: int[A * L, N], accepted draft tokens after trimming; 0 behind the end.
         committed: int[A * L, N], min(accepted + 1, left).
         reward_bd: float[A * L, N], NaN for plain decoding.
         reward_bd_full: float[A * L, N], NaN for plain decoding and where the target did not read the drafts.
         need: int[A * L], tokens after the anchor that show what every arm would have had accepted; more than are
             left if the end comes first.
-        gamma: float32[A * L, N, K], acceptance probability of every slot, 0 where there is none.
+        gamma: float32[A * L, N, K], acceptance probability of every slot, 0 where there is none: 1 - TV, or in a pool
+            with model-free drafters the target's probability of the proposed token, one scale for all.
     """
 
     frame: pd.DataFrame
@@ -45,6 +48,8 @@ class Answers:
     tokens: Ints
     turn: Ints
     left: Ints
+    available: Bools
+    drafted: Ints
     accepted: Ints
     committed: Ints
     reward_bd: Floats
@@ -84,7 +89,8 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
 
     Args:
         table: Columns prompt_id, domain, repeat, drafter, position, left, k, accepted, gamma; reward_bd_full if the
-            target read the drafts.
+            target read the drafts; drafted, available, modelled and gamma_hard unless all drafters draft k tokens of a
+            distribution.
         arms: Drafters in the selectors' order; `plain` is plain decoding and needs no rows.
         limit: Tokens of an answer (of a turn), prefill token included, if shorter than the table's.
 
@@ -93,6 +99,9 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
     """
     drafters = [arm for arm in arms if arm != PLAIN]
     own = table[table["drafter"].isin(drafters)]
+    if limit is not None:
+        # Rows along a stream end where its answers do.
+        own = own[own["position"] < limit - 1]
     missing = sorted(set(drafters) - set(own["drafter"].unique()))
     if missing or not drafters:
         raise DraftpoolError(
@@ -127,12 +136,19 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
     accepted = np.zeros((len(frame) * length, len(arms)), dtype=np.int64)
     accepted[cell, arm] = np.minimum(own["accepted"].to_numpy(), left)
     place_left, place_turn = (np.zeros(len(accepted), dtype=np.int64) for _ in range(2))
+    drafted = np.broadcast_to(k, accepted.shape).copy()
+    available = np.ones((len(frame), len(arms)), dtype=bool)
+    values = own["gamma"]
+    if "drafted" in own:
+        drafted[cell, arm] = own["drafted"].to_numpy()
+        np.logical_and.at(available, (row_of_turn[turn], arm), own["available"].to_numpy())
+        values = values if own["modelled"].all() else own["gamma_hard"]
     place_left[cell] = left
     place_turn[cell] = number[turn]
     committed = np.minimum(accepted + 1, place_left[:, None])
     gamma = np.zeros((len(frame) * length, len(arms), k_pool), dtype=np.float32)
-    _fill_slots(gamma, cell, arm, own["gamma"].to_numpy(), left)
-    slots = np.minimum(accepted + 1, k)
+    _fill_slots(gamma, cell, arm, values.to_numpy(), left)
+    slots = np.minimum(accepted + 1, drafted)
     slots[cell, arm] = np.minimum(slots[cell, arm], left)
     # Summed in float32 as live decoding does, slot after slot.
     total = np.zeros(accepted.shape, dtype=np.float32)
@@ -143,7 +159,7 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
     reward_bd_full = np.full(accepted.shape, np.nan)
     if "reward_bd_full" in own:
         reward_bd_full[cell, arm] = own["reward_bd_full"].to_numpy()
-    need = np.minimum(accepted + 1, k).max(axis=1)
+    need = np.minimum(accepted + 1, drafted).max(axis=1)
     return Answers(
         frame,
         tuple(arms),
@@ -151,6 +167,8 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
         tokens,
         place_turn,
         place_left,
+        available,
+        drafted,
         accepted,
         committed,
         reward_bd,

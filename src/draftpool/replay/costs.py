@@ -25,9 +25,9 @@ def price(
 ) -> Seconds:
     """Price replayed episodes.
 
-    An arm reads what was committed since it was played last, the whole prompt the first time in each turn. An
-    evaluated round pays for all drafters instead of one draft. The target's prefill is left out, as in live
-    decoding.
+    An arm reads what was committed since it was played last, the whole prompt the first time in each turn. The target
+    reads as many tokens as were drafted and the anchor. An evaluated round pays for all drafters instead of one draft.
+    The target's prefill is left out, as in live decoding.
 
     Args:
         costs: Of the arms.
@@ -47,19 +47,29 @@ def price(
     read = np.zeros((episodes, len(costs.arms)))
     evaluated_to = np.zeros(episodes)
     total, evaluation, catch_up = np.zeros(episodes), np.zeros(episodes), np.zeros(episodes)
-    for arms, committed, evaluated in zip(played.arms, played.committed, played.evaluated, strict=True):
+    rounds = zip(played.arms, played.drafted, played.committed, played.evaluated, strict=True)
+    for arms, drafted, committed, evaluated in rounds:
         active = arms >= 0
         arm = np.where(active, arms, 0)
         unread = place - read[rows, arm]
         alone = costs.catch_up[arm, 0] + costs.catch_up[arm, 1] * unread
         all_read = costs.evaluate_catch_up[0] + costs.evaluate_catch_up[1] * (place - evaluated_to)
+        if costs.alone.any():
+            lines = costs.catch_up[costs.alone]
+            behind = place[:, None] - read[:, costs.alone]
+            all_read = all_read + (lines[:, 0] + lines[:, 1] * behind).sum(axis=1)
         reading = np.where(evaluated, all_read, alone)
         together = costs.evaluate + all_read
         drafting = np.where(evaluated, together, costs.draft[arm] + alone)
         catch_up += np.where(active, reading, 0.0)
-        total += np.where(active, costs.verify[arm] + drafting + costs.select[needs], 0.0)
+        total += np.where(
+            active, costs.widths[np.maximum(drafted, 0) + 1] + drafting + costs.select[needs], 0.0
+        )
         evaluation += np.where(active & evaluated, together - costs.draft[arm], 0.0)
         evaluated_to = np.where(active & evaluated, place, evaluated_to)
+        if costs.alone.any():
+            told = active & evaluated
+            read[np.ix_(told, costs.alone)] = place[told, None]
         chosen = active & ~evaluated
         read[rows[chosen], arm[chosen]] = place[chosen]
         position = position + np.where(active, committed, 0)

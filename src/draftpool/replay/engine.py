@@ -25,6 +25,7 @@ class Replayed:
 
     Attributes:
         arms: int[T, E], arm played.
+        drafted: int[T, E], tokens proposed.
         accepted: int[T, E].
         committed: int[T, E].
         evaluated: bool[T, E], all arms were evaluated.
@@ -32,6 +33,7 @@ class Replayed:
     """
 
     arms: Ints
+    drafted: Ints
     accepted: Ints
     committed: Ints
     evaluated: Bools
@@ -123,15 +125,17 @@ def replay(
         selector.reset(n_arms, answers.k, episodes, context)
     full = selector.needs == "full"
     pending = _Pending(answers, episodes, selector.reads_gamma, selector.reads_gamma) if full else None
-    available = np.ones((episodes, n_arms), dtype=np.bool_)
+    available = answers.available[which]
+    # Where no arm has enough positions all are offered, and the text is written plainly.
+    available = available | ~available.any(axis=1, keepdims=True)
     nothing = np.zeros(episodes, dtype=np.bool_)
     tokens, base = answers.tokens[which], which * length
     accepted_flat, bd_flat = answers.accepted.ravel(), answers.reward_bd.ravel()
-    committed_flat = answers.committed.ravel()
+    committed_flat, drafted_flat = answers.committed.ravel(), answers.drafted.ravel()
     bd_full_flat = answers.reward_bd_full.ravel() if selector.reads_bd_full else None
     position = np.zeros(episodes, dtype=np.int64)
     active = position < tokens
-    kept: list[tuple[Ints, Ints, Ints, Bools, Floats, Bools]] = []
+    kept: list[tuple[Ints, Ints, Ints, Ints, Bools, Floats, Bools]] = []
     t = 0
     while active.any():
         arms, propensity = selector.select(t, available, uniforms.round(t))
@@ -152,7 +156,7 @@ def replay(
             completed = pending.deliver(t, position)
         feedback = Feedback(
             accepted=accepted,
-            drafted=answers.k[arms],
+            drafted=drafted_flat[flat],
             committed=committed,
             reward_be=accepted / answers.k_pool,
             reward_bd=bd_flat[flat],
@@ -162,13 +166,13 @@ def replay(
             first=first,
         )
         selector.update(arms, feedback)
-        kept.append((arms, accepted, committed, evaluated, propensity, active))
+        kept.append((arms, feedback.drafted, accepted, committed, evaluated, propensity, active))
         active = position < tokens
         t += 1
     if kept:
         stacked = [np.stack(part) for part in zip(*kept, strict=True)]
     else:
-        stacked = [np.zeros((0, episodes), dtype) for dtype in (int, int, int, bool, float, bool)]
+        stacked = [np.zeros((0, episodes), dtype) for dtype in (int, int, int, int, bool, float, bool)]
     *counts, evaluated, propensity, played = stacked
-    arms, accepted, committed = (np.where(played, part, -1) for part in counts)
-    return Replayed(arms, accepted, committed, evaluated, np.where(played, propensity, np.nan))
+    arms, drafted, accepted, committed = (np.where(played, part, -1) for part in counts)
+    return Replayed(arms, drafted, accepted, committed, evaluated, np.where(played, propensity, np.nan))

@@ -11,7 +11,7 @@ import pandas as pd
 
 from draftpool.analysis.sessions import with_sessions
 from draftpool.artefacts import atomic_dir, read_json, read_table, write_provenance, write_table
-from draftpool.data.streams import HELD_OUT, ordered
+from draftpool.data.streams import HELD_OUT, stream_prompts
 from draftpool.decoding.cost_model import CostModel, load_costs
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
@@ -34,29 +34,14 @@ COLUMNS = [
     "accepted",
     "gamma",
     "reward_bd_full",
+    "drafted",
+    "available",
+    "modelled",
+    "gamma_hard",
+    "stream",
 ]
 # Episodes played side by side: few enough for the processor's cache, many enough to hide Python.
 CHUNK = 2000
-
-
-def stream_prompts(table: pd.DataFrame, stream: dict) -> list[str]:
-    """Prompts (or sessions) of a stream in its order; the table holds every domain's held-out prompts in theirs.
-
-    Raises:
-        DraftpoolError: If a domain has too few scored prompts.
-    """
-    taken = []
-    for domain in stream["domains"]:
-        own = table.loc[table["domain"] == domain, "session"].drop_duplicates().tolist()
-        wanted = stream["prompts_per_domain"] or max(1, len(own))
-        if len(own) < wanted:
-            raise DraftpoolError(
-                f"only {len(own)} scored prompts of {domain}, {wanted} wanted",
-                "replay",
-                "raise score.prompts_per_domain or lower the stream's prompts_per_domain",
-            )
-        taken += own[:wanted]
-    return ordered(taken, stream["order"], stream["seed"])
 
 
 class Stream:
@@ -234,13 +219,14 @@ def replay_selectors(
     Raises:
         DraftpoolError: If the table or the costs belong to another pool.
     """
-    table = read_table(acceptance, columns=COLUMNS)
-    table = with_sessions(table)
+    sizes = cfg["pool_sizes"]
+    drafters = [name for name in cfg["pool"] if name != PLAIN]
+    read = drafters if sizes is None else list({*drafters, *sizes["drafters"]})
+    table = with_sessions(read_table(acceptance, columns=COLUMNS, where=[("drafter", "in", read)]))
     lengths = prompt_lengths(responses)
-    methods = {PLAIN: ({"kind": "plain"}, (*cfg["pool"], PLAIN), 1)}
-    methods |= {
-        f"fixed:{name}": ({"kind": "fixed", "arm": name}, tuple(cfg["pool"]), 1) for name in cfg["pool"]
-    }
+    with_plain = tuple(cfg["pool"]) if PLAIN in cfg["pool"] else (*cfg["pool"], PLAIN)
+    methods = {PLAIN: ({"kind": "plain"}, with_plain, 1)}
+    methods |= {f"fixed:{name}": ({"kind": "fixed", "arm": name}, tuple(cfg["pool"]), 1) for name in drafters}
     for name, selector in cfg["selectors"].items():
         seeds = cfg["few_seeds"] if name in cfg["few"] else None
         methods[name] = (selector, arms_of(selector, cfg["pool"]), seeds)
@@ -254,16 +240,17 @@ def replay_selectors(
         "oracles": [],
         "rewards": [],
     }
-    sizes = cfg["pool_sizes"]
     extra = 0 if sizes is None else len(sizes["sizes"]) * sizes["pools"]
     with bar(len(methods) * len(cfg["streams"]) + extra, "replay", "selector") as shown:
         for name, options in cfg["streams"].items():
-            prompts = stream_prompts(table, options)
+            # A drafter that remembers its stream has rows of every stream, the others have one row for all.
+            own = table[table["stream"].isin(["", name])]
+            prompts = stream_prompts(own, options)
             laid_out: dict[tuple[str, ...], tuple[Stream, CostModel]] = {}
             for method, (selector, arms, most) in methods.items():
                 seeds = options["seeds"] if most is None else min(most, options["seeds"])
                 if arms not in laid_out:
-                    stream = Stream(name, prompts, table, arms, options["limit"], lengths)
+                    stream = Stream(name, prompts, own, arms, options["limit"], lengths)
                     laid_out[arms] = stream, load_costs(costs, arms, stream.answers.k)
                 stream, model = laid_out[arms]
                 if not stream.offers(make_selector(selector, arms)):
@@ -277,10 +264,13 @@ def replay_selectors(
             frames["oracles"].append(oracles(pool, model))
             frames["rewards"].append(reward_moments(pool))
         if sizes is not None:
-            table = table[table["domain"].isin(cfg["streams"][HELD_OUT]["domains"])]
+            table = table[
+                table["domain"].isin(cfg["streams"][HELD_OUT]["domains"])
+                & table["stream"].isin(["", HELD_OUT])
+            ]
             made = pool_size_table(sizes, table, cfg["selectors"], cfg["generalist"], lambda: shown.update(1))
             frames["pool_sizes"] = [made]
-    frames["memory"] = [memory_table(costs, cfg["pool"])]
+    frames["memory"] = [memory_table(costs, drafters)]
     with atomic_dir(out) as folder:
         for kind, parts in frames.items():
             write_table(folder / f"{kind}.parquet", pd.concat(parts, ignore_index=True))

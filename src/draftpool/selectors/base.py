@@ -333,7 +333,7 @@ def register_selector(kind: str) -> Callable[[SelectorClass], SelectorClass]:
 def arms_of(selector: Mapping[str, Any], pool: Sequence[str]) -> tuple[str, ...]:
     """Arms that a configured selector chooses from: the pool, and plain decoding if its kind weighs costs."""
     cls = load_registered(PACKAGE, DECORATOR, selector["kind"])
-    return (*pool, PLAIN) if cls.plays_plain else tuple(pool)
+    return (*pool, PLAIN) if cls.plays_plain and PLAIN not in pool else tuple(pool)
 
 
 def make_selector(cfg: Mapping[str, Any], arms: Sequence[str]) -> Selector:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from draftpool.analysis.tidy import main_stream, read_meta, read_tidy, recipe_rows
+from draftpool.analysis.tidy import main_stream, read_drafters, read_meta, read_tidy, recipe_rows
 from draftpool.tables.common import note
 from draftpool.tables.writer import interval_text, write_all
 
@@ -19,7 +19,7 @@ def write(stats: Path, out: Path) -> None:
     tau averages training seeds within a prompt; a speed-up belongs to the run named in the row, and its mean
     column is over all prompts of the stream. Reads tau, drafters, selectors (if any) and meta.
     """
-    meta, drafters, taus = read_meta(stats), read_tidy(stats, "drafters"), read_tidy(stats, "tau")
+    meta, drafters, taus = read_meta(stats), read_drafters(stats), read_tidy(stats, "tau")
     taus = taus[(taus["level"] == "recipe") & (taus["metric"] == "tau")]
     scopes = [*meta["domains"], "mean"]
     speeds = _speedups(stats, meta)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from draftpool.analysis.tidy import read_meta, read_tidy
+from draftpool.analysis.tidy import read_drafters, read_meta, read_tidy
 from draftpool.tables.common import note
 from draftpool.tables.writer import interval_text, write_all
 
 
 def write(stats: Path, out: Path) -> None:
     """Write one row per drafter run; reads drafters, tau, training (if any) and meta."""
-    meta, drafters, taus = read_meta(stats), read_tidy(stats, "drafters"), read_tidy(stats, "tau")
+    meta, drafters, taus = read_meta(stats), read_drafters(stats), read_tidy(stats, "tau")
     taus = taus[(taus["level"] == "run") & (taus["metric"] == "tau")].set_index(["drafter", "scope"])
     logs = (
         read_tidy(stats, "training").set_index("drafter")
@@ -24,15 +24,18 @@ def write(stats: Path, out: Path) -> None:
     for run in drafters.itertuples():
         row = {
             "drafter": run.drafter,
+            "kind": run.kind,
             "role": run.role,
-            "objective": run.objective,
+            "objective": None if pd.isna(run.objective) else run.objective,
             "alpha": None if pd.isna(run.alpha) else f"{run.alpha:g}",
-            "reduction": run.reduction,
-            "block": run.block_size,
-            "layers": run.n_layers,
-            "steps": run.steps,
+            "reduction": None if pd.isna(run.reduction) else run.reduction,
+            "block": _count(run.block_size),
+            "layers": _count(run.n_layers),
+            "steps": _count(run.steps),
         }
         if logs is not None:
+            row |= dict.fromkeys(("final loss", "clipped steps", "s/step"))
+        if logs is not None and run.drafter in logs.index:
             log = logs.loc[run.drafter]
             row |= {
                 "final loss": f"{log['final_loss']:.3f}",
@@ -51,3 +54,7 @@ def write(stats: Path, out: Path) -> None:
         "matched, or the answer ended inside the match: a longer block might have committed more."
     )
     write_all(pd.DataFrame(rows), out, note(meta, text))
+
+
+def _count(value: object) -> int | None:
+    return None if pd.isna(value) else int(value)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from draftpool.analysis.tidy import read_meta, read_tidy, recipe_rows
+from draftpool.analysis.tidy import read_drafters, read_meta, read_tidy, recipe_rows
 from draftpool.tables.common import note
 from draftpool.tables.writer import interval_text, write_all
 
@@ -14,14 +14,14 @@ from draftpool.tables.writer import interval_text, write_all
 def write(stats: Path, out: Path) -> None:
     """Write a row per recipe but specialists; reads drafters, tau, tau_seeds, compare (if any) and meta."""
     meta, taus, spread = read_meta(stats), read_tidy(stats, "tau"), read_tidy(stats, "tau_seeds")
-    recipes = recipe_rows(read_tidy(stats, "drafters"))
+    recipes = recipe_rows(read_drafters(stats))
     taus = taus[
         (taus["level"] == "recipe") & (taus["metric"] == "tau") & (taus["scope"] == "mean")
     ].set_index("drafter")
     spread = spread[spread["scope"] == "mean"].set_index("recipe")
     pairs = read_tidy(stats, "compare") if (Path(stats) / "compare.csv").is_file() else None
     rows = []
-    for recipe in recipes[recipes["role"] != "specialist"].itertuples():
+    for recipe in recipes[(recipes["role"] != "specialist") & (recipes["kind"] == "block")].itertuples():
         seeds = spread.loc[recipe.recipe]
         row = {
             "recipe": recipe.recipe,

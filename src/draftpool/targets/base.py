@@ -40,6 +40,12 @@ class TargetModel(Protocol):
     def new_cache(self, max_length: int, batch: int = 1) -> Cache:
         """Return an empty cache for ``batch`` sequences of up to ``max_length`` tokens."""
 
+    def cache_bytes(self, n_tokens: int) -> int:
+        """Memory of the keys and values of a sequence of ``n_tokens`` in bytes."""
+
+    def weights(self) -> list[Tensor]:
+        """All its weights."""
+
     def forward(
         self, ids: Tensor, cache: Cache, logits: Logits = "all", counts: list[int] | None = None
     ) -> TargetOutput:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -65,11 +67,12 @@ class FastTarget:
         config: The model's transformers configuration.
         state: Its weights; they decide device and dtype.
         taps: Layers whose output drafters read.
+        first: Layers before this one are left out (see :meth:`hidden_behind`).
     """
 
     supports_batches = True
 
-    def __init__(self, config, state: TargetWeights, taps: list[int]):
+    def __init__(self, config, state: TargetWeights, taps: list[int], first: int = 0):
         self.hf_config = config
         self.taps = taps
         self.embedding = state.embedding()
@@ -77,7 +80,9 @@ class FastTarget:
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = head_size(config)
         self.eps = config.rms_norm_eps
-        self.layers = [_Layer(state, f"model.layers.{index}.") for index in range(config.num_hidden_layers)]
+        self.layers = [
+            _Layer(state, f"model.layers.{index}.") for index in range(first, config.num_hidden_layers)
+        ]
         self.norm = state["model.norm.weight"]
         self.head_weight = state.head(self.embedding)
         self.head = FrozenLinear(self.head_weight)
@@ -92,6 +97,23 @@ class FastTarget:
         return KeyValueCache(
             len(self.layers), batch, self.kv_heads, max_length, self.head_dim, self.device, self.dtype
         )
+
+    def first_layers(self, n_layers: int) -> FastTarget:
+        """The same model without its later layers; weights are shared."""
+        short = copy.copy(self)
+        short.layers, short.taps = self.layers[:n_layers], [0]
+        return short
+
+    def cache_bytes(self, n_tokens: int) -> int:
+        """Memory of the keys and values of a sequence in bytes."""
+        return 2 * len(self.layers) * self.kv_heads * self.head_dim * self.embedding.element_size() * n_tokens
+
+    def weights(self) -> list[Tensor]:
+        """All its weights, those of the linear layers as they are multiplied."""
+        linear = [
+            part for layer in self.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        ]
+        return [self.embedding, self.head_weight, self.norm, *(part.weight for part in linear)]
 
     def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.eps)
@@ -109,7 +131,19 @@ class FastTarget:
         self, ids: Tensor, cache: KeyValueCache, logits: Logits = "all", counts: list[int] | None = None
     ) -> TargetOutput:
         """Append ``ids`` [batch, n] to the cache (see :class:`draftpool.targets.base.TargetModel`)."""
-        batch, n = ids.shape
+        x, tapped = self._through(F.embedding(ids, self.embedding), cache)
+        counts = counts or [ids.shape[1]] * len(ids)
+        cache.advance(counts)
+        return TargetOutput(self._logits(x, logits, counts), torch.cat(tapped, dim=-1))
+
+    @torch.no_grad()
+    def hidden_behind(self, x: Tensor) -> Tensor:
+        """Run the layers on whole sequences of hidden states [batch, n, hidden], before the final norm."""
+        return self._through(x, self.new_cache(x.shape[1], len(x)))[0]
+
+    def _through(self, x: Tensor, cache: KeyValueCache) -> tuple[Tensor, list[Tensor]]:
+        """Run the layers on x [batch, n, hidden] behind what the cache holds; the output and the tapped ones."""
+        batch, n, _ = x.shape
         cache.reserve(n)
         starts = torch.tensor(cache.lengths, device=self.device)
         positions = starts[:, None] + torch.arange(n, device=self.device)
@@ -117,7 +151,6 @@ class FastTarget:
         fresh = max(cache.lengths) == 0 and n > 1
         bias = None if fresh else self._attention_bias(cache, positions, n)
         rotated = self.heads + self.kv_heads
-        x = F.embedding(ids, self.embedding)
         tapped = []
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv(self._normalise(x, layer.input_norm)).view(
@@ -147,9 +180,7 @@ class FastTarget:
             x = x + layer.down(F.silu(gate) * up)
             if index in self.taps:
                 tapped.append(x)
-        counts = counts or [n] * batch
-        cache.advance(counts)
-        return TargetOutput(self._logits(x, logits, counts), torch.cat(tapped, dim=-1))
+        return x, tapped
 
     def _logits(self, x: Tensor, logits: Logits, counts: list[int]) -> Tensor | None:
         if logits == "none":

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from draftpool.errors import DraftpoolError
-from draftpool.targets.base import Logits, TargetOutput
+from draftpool.targets.base import Logits, TargetOutput, head_size
 from draftpool.targets.cache import TransformersCache
 
 # Layers whose state is one entry per token, so that a rejected token can be taken out again.
@@ -50,6 +50,17 @@ class TransformersTarget:
         # Without the configuration every layer keeps all its keys: a sliding window would forget what a long
         # rollback needs. The attention masks come from the model and keep to the window.
         return TransformersCache(DynamicCache(), min(max_length, self.hf_config.max_position_embeddings))
+
+    def cache_bytes(self, n_tokens: int) -> int:
+        """Memory of the keys and values of a sequence in bytes."""
+        config = self.hf_config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = self.embedding.element_size()
+        return 2 * config.num_hidden_layers * heads * head_size(config) * size * n_tokens
+
+    def weights(self) -> list[Tensor]:
+        """All its weights."""
+        return [parameter.detach() for parameter in self.model.parameters()]
 
     @torch.inference_mode()
     def forward(

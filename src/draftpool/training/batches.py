@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftpool import draws
 from draftpool.artefacts import read_table
+from draftpool.drafters.block import context_bias
 from draftpool.errors import DraftpoolError
 
 
@@ -69,7 +70,8 @@ class Batch:
     """Blocks of several sequences; padding anchors have no supervised slot.
 
     Attributes:
-        taps: [sequences, length, taps x hidden] float32.
+        taps: [sequences, length, taps x hidden] float32, of all tokens but the last.
+        tokens: [sequences, length + 1], zeros behind a sequence's end.
         anchors: Anchor token ids [sequences, anchors].
         positions: Places of the anchors [sequences, anchors].
         bias: [sequences, anchors, length], 0 before the anchor, -inf from it on.
@@ -79,18 +81,13 @@ class Batch:
     """
 
     taps: Tensor
+    tokens: Tensor
     anchors: Tensor
     positions: Tensor
     bias: Tensor
     labels: Tensor
     mask: Tensor
     order_hash: str
-
-
-def context_bias(positions: Tensor, length: int) -> Tensor:
-    """Mask of the context: a block sees what lies before its anchor, [..., length] from positions [...]."""
-    hidden = torch.arange(length, device=positions.device) >= positions[..., None]
-    return torch.zeros(hidden.shape, device=positions.device).masked_fill_(hidden, float("-inf"))
 
 
 def block_labels(
@@ -142,6 +139,7 @@ def make_batch(
     length = max(context.shape[0] for context in contexts)
     slots = block_size - 1
     taps = torch.zeros(len(chosen), length, contexts[0].shape[1])
+    tokens = torch.zeros(len(chosen), length + 1, dtype=torch.long)
     shape = (len(chosen), anchors_per_sequence)
     anchors, positions = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     labels = np.zeros((*shape, slots), dtype=np.int64)
@@ -153,6 +151,8 @@ def make_batch(
         wanted = min(anchors_per_sequence, len(answer) - 1)
         places = np.sort(generator.choice(len(answer) - 1, size=wanted, replace=False))
         taps[number, : contexts[number].shape[0]] = contexts[number]
+        text = [*row.prompt_ids, *answer]
+        tokens[number, : len(text)] = torch.tensor(text)
         anchors[number, :wanted] = answer[places]
         # Padding anchors stand at the end, where they see a whole context and no softmax is empty.
         positions[number] = contexts[number].shape[0]
@@ -161,4 +161,4 @@ def make_batch(
         digest.update(f"{row.prompt_id}:{places.tolist()};".encode())
     tensors = [torch.from_numpy(array) for array in (anchors, positions, labels, mask)]
     bias = context_bias(tensors[1], length)
-    return Batch(taps, tensors[0], tensors[1], bias, tensors[2], tensors[3], digest.hexdigest()[:16])
+    return Batch(taps, tokens, tensors[0], tensors[1], bias, tensors[2], tensors[3], digest.hexdigest()[:16])

@@ -1,4 +1,4 @@
-"""Train one block drafter on the target's own answers."""
+"""Train one drafter on the target's own answers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from draftpool.artefacts import atomic_dir, content_hash, write_provenance
 from draftpool.config.digest import code_digest
 from draftpool.config.hardware import cpu_multiplies_bfloat16
 from draftpool.config.ids import make_key
-from draftpool.drafters.block import BlockDrafterModel
-from draftpool.drafters.block_config import config_for, mask_token, reduced_vocabulary, save_drafter
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
 from draftpool.registry import find_registered
-from draftpool.targets.base import check_taps
-from draftpool.targets.load import load_tokenizer, load_weights, resolve_device, synchronise
-from draftpool.targets.weights import described_mask_token, read_config
+from draftpool.targets.load import resolve_device, synchronise
+from draftpool.targets.tail import TargetTail, load_tail
+from draftpool.targets.weights import read_config
 from draftpool.training.batches import Batch, ResponseSet, make_batch
 from draftpool.training.checkpoint import load_checkpoint, save_checkpoint
-from draftpool.training.initialise import parameter_hash, start_from_drafter, start_from_target, start_random
-from draftpool.training.label_probabilities import label_log_probabilities
+from draftpool.training.initialise import parameter_hash
+from draftpool.training.label_probabilities import label_log_probabilities, slot_divergences
 from draftpool.training.objectives.base import LossReport, Objective, make_objective
+from draftpool.training.trainees import Trainee, new_trainee
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup_ratio: float) -> float:
@@ -41,44 +40,34 @@ def learning_rate(step: int, steps: int, peak: float, warmup_ratio: float) -> fl
     return peak * 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def batch_loss(model: BlockDrafterModel, batch: Batch, objective: Objective, autocast: bool) -> LossReport:
-    """Forward pass and objective of one batch; everything here but ``objective`` is the same in compared runs."""
-    device = model.embedding.device
-    positions = torch.arange(batch.taps.shape[1], device=device).expand(batch.taps.shape[:2])
+def batch_loss(
+    trainee: Trainee, batch: Batch, objective: Objective, autocast: bool, tail: TargetTail | None = None
+) -> LossReport:
+    """Forward pass and objective of one batch; everything here but ``objective`` is the same in compared runs.
+
+    ``tail`` gives the target's distribution to objectives that read it.
+    """
+    device = trainee.head.device
     valid = batch.mask.any(dim=-1).to(device)
+    labels, mask = batch.labels.to(device)[valid], batch.mask.to(device)[valid]
+    divergence = wanted = None
+    if objective.reads_target:
+        wanted = tail.hidden_at(batch.taps.to(device), batch.positions.to(device), trainee.slots)[valid]
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
-        context = model.context(batch.taps.to(device), positions)
-        hidden = model.blocks(
-            batch.anchors.to(device), batch.positions.to(device), context, batch.bias.to(device)
-        )
-        labels, mask = batch.labels.to(device)[valid], batch.mask.to(device)[valid]
-        log_q = label_log_probabilities(hidden[valid], model.head, labels)
+        hidden = trainee.hidden(batch)[valid]
+        log_q = label_log_probabilities(hidden, trainee.head, labels)
+        if wanted is not None:
+            divergence = slot_divergences(objective, hidden, trainee.head, wanted, tail, trainee.vocabulary)
     sequence = torch.arange(valid.shape[0], device=device)[:, None].expand(valid.shape)[valid]
-    return objective.loss(log_q, mask, sequence, valid.shape[0])
+    return objective.loss(log_q, mask, sequence, valid.shape[0], divergence)
 
 
-def new_model(
-    cfg: dict, target: Path, responses: ResponseSet, init: Path | None, device: torch.device
-) -> BlockDrafterModel:
-    """Build a drafter beside its target and give it its first weights."""
-    weights = load_weights(target, torch.float32)
-    target_config = read_config(target)
-    taps = check_taps(cfg["taps"], target_config.num_hidden_layers)
+def slots_of(cfg: dict) -> int:
+    """Supervised slots after an anchor: one for a language model, else all that are drafted."""
     shape = cfg["model"]
-    mask = described_mask_token(target)
-    if mask is None:
-        mask = mask_token(load_tokenizer(target))
-    config = config_for(target_config, taps, mask, shape["n_layers"], shape["block_size"])
-    vocabulary = reduced_vocabulary(responses.answers(), shape["draft_vocab"], target_config.vocab_size)
-    embedding = weights.embedding()
-    model = BlockDrafterModel(config, embedding, weights.head(embedding)[vocabulary], vocabulary)
-    if cfg["init"] == "drafter":
-        start_from_drafter(model, init)
-    elif cfg["init"] == "random":
-        start_random(model, cfg["seed"])
-    else:
-        start_from_target(model, weights, cfg["seed"])
-    return model.to(device)
+    if cfg["kind"] == "independent":
+        return 1
+    return shape["block_size"] - 1 if cfg["kind"] == "block" else shape["draft_tokens"]
 
 
 def _coverage(responses: ResponseSet, columns: np.ndarray) -> float:
@@ -87,10 +76,10 @@ def _coverage(responses: ResponseSet, columns: np.ndarray) -> float:
 
 
 def _optimise(
-    model, responses, columns, objective, cfg, checkpoint: Path, key: str
+    trainee: Trainee, tail, responses, columns, objective, cfg, checkpoint: Path, key: str
 ) -> tuple[list[dict], str]:
     """The training loop; resumes from the checkpoint and returns the log rows and the digest of the data order."""
-    options, device = cfg["training"], model.embedding.device
+    options, model, device = cfg["training"], trainee.module, trainee.head.device
     autocast = device.type == "cuda" or (device.type == "cpu" and cpu_multiplies_bfloat16())
     parameters = list(model.parameters())
     optimiser = torch.optim.AdamW(
@@ -101,7 +90,7 @@ def _optimise(
         fused=True,
     )
     done, log, order = load_checkpoint(checkpoint, key, model, optimiser) or (0, [], "")
-    steps, block = options["steps"], cfg["model"]["block_size"]
+    steps, block = options["steps"], trainee.slots + 1
     with bar(steps, f"train {objective.kind}", "step", initial=done) as shown:
         if done:
             print(f"resumed from the checkpoint at step {done}", file=sys.stderr, flush=True)
@@ -118,7 +107,7 @@ def _optimise(
             )
             for group in optimiser.param_groups:
                 group["lr"] = learning_rate(step, steps, options["lr"], options["warmup_ratio"])
-            report = batch_loss(model, batch, objective, autocast)
+            report = batch_loss(trainee, batch, objective, autocast, tail)
             optimiser.zero_grad(set_to_none=True)
             report.loss.backward()
             limit = options["clip"] if options["clip"] is not None else math.inf
@@ -162,7 +151,8 @@ def train_drafter(
     """Write a drafter folder: `model.safetensors`, `config.json`, `training.csv`, provenance.
 
     Args:
-        cfg: `domains`, `prompts_per_domain`, `seed`, `init`, `objective`, `model`, `training`, `taps`, `device`.
+        cfg: `kind`, `domains`, `prompts_per_domain`, `seed`, `init`, `objective`, `model`, `training`, `taps`,
+            `device`.
         target: Target folder.
         responses: Response folders of the domains.
         init: Drafter folder to start from (`init: drafter`).
@@ -174,7 +164,7 @@ def train_drafter(
     """
     device = resolve_device(cfg["device"])
     data = ResponseSet(responses, cfg["prompts_per_domain"])
-    objective = make_objective(cfg["objective"], cfg["model"]["block_size"])
+    objective = make_objective(cfg["objective"], slots_of(cfg) + 1, cfg["kind"])
     code = code_digest(
         "draftpool.training.train",
         find_registered("draftpool.training.objectives", "register_objective", objective.kind),
@@ -184,12 +174,13 @@ def train_drafter(
     state.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(state / "lock", timeout=0):
-            model = new_model(cfg, target, data, init, device)
-            columns = np.full(model.config.target_vocabulary, -1, dtype=np.int64)
-            columns[model.vocabulary.cpu().numpy()] = np.arange(len(model.vocabulary))
-            started = parameter_hash(model)
+            trainee = new_trainee(cfg, target, data, init, device)
+            tail = load_tail(target, cfg["taps"], device) if objective.reads_target else None
+            columns = np.full(read_config(target).vocab_size, -1, dtype=np.int64)
+            columns[trainee.vocabulary.cpu().numpy()] = np.arange(len(trainee.vocabulary))
+            started = parameter_hash(trainee.module)
             log, order = _optimise(
-                model, data, columns, objective, cfg, state / "checkpoint.safetensors", key
+                trainee, tail, data, columns, objective, cfg, state / "checkpoint.safetensors", key
             )
             extra = {
                 "device": str(device),
@@ -200,7 +191,7 @@ def train_drafter(
                 "vocabulary_coverage": _coverage(data, columns),
             }
             with atomic_dir(out) as folder:
-                save_drafter(folder, model.config, model.state_dict())
+                trainee.save(folder)
                 pd.DataFrame(log).to_csv(folder / "training.csv", index=False)
                 write_provenance(folder, cfg, extra)
     except Timeout as error:

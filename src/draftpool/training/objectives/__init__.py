@@ -1,1 +1,1 @@
-"""Training objectives of block drafters: one file per family, one protocol (`base`)."""
+"""Training objectives of drafters: one file per family, one protocol (`base`)."""

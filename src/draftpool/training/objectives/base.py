@@ -1,9 +1,10 @@
-"""The protocol of all training objectives of block drafters, and the reductions.
+"""The protocol of all training objectives of drafters, and the reductions.
 
-A block drafter predicts K = block_size - 1 slots after every anchor. An objective sees, for A anchors of the
-sequences in a batch, the log-probability of the training token at every slot, log q [A, K], and which slots
-are supervised, mask [A, K]. It gives each slot a weight without gradient; the loss of an anchor is sum_k
-w_k * (-log q_k). Everything is float32.
+A drafter predicts K slots after every anchor: a block drafter all at once, a sequential one step by step. An
+objective sees, for A anchors of the sequences in a batch, the log-probability of the training token at every
+slot, log q [A, K], and which slots are supervised, mask [A, K]. It gives each slot a weight without gradient;
+the loss of an anchor is sum_k w_k * (-log q_k). An objective that reads the target puts its divergence from
+the target's distribution in the place of -log q_k. Everything is float32.
 
 Torch is imported by callers only: configurations are checked against these classes where it is not wanted.
 """
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftpool.errors import DraftpoolError
-from draftpool.registry import load_registered, validate_parameters
+from draftpool.registry import list_registered, load_registered, validate_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,11 +51,21 @@ class Objective(BaseModel, ABC):
 
     `reduction` says how anchors become one number (`reduce`); ``published`` is the one of the objective's own
     paper, `published_reduction`.
+
+    Attributes:
+        kinds: kinds of drafter that it trains.
+        refusal: why it trains no others, for the message; a clause that can follow a colon.
+        reads_target: whether a slot's loss is `divergence` instead of -log q.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     kind: ClassVar[str] = ""
+    kinds: ClassVar[frozenset[str]] = frozenset({"block"})
+    refusal: ClassVar[str] = ""
+    reads_target: ClassVar[bool] = False
+    #: Whether p counts what lies outside the drafter's vocabulary; else p is renormalised within it.
+    whole_target: ClassVar[bool] = False
     published_reduction: ClassVar[Reduction]
     divisible_by_weights: ClassVar[bool] = True
 
@@ -88,13 +99,33 @@ class Objective(BaseModel, ABC):
         """Loss of every anchor, [A]: sum_k w_k * (-log q_k).
 
         Args:
-            log_q: float32[A, K] with gradient, 0 where masked.
+            log_q: float32[A, K] with gradient, 0 where masked; minus the divergence if the target is read.
             mask: bool[A, K].
             weights: what `weights` returned, 0 where masked, without gradient.
         """
         return -(weights * log_q).sum(dim=-1)
 
-    def loss(self, log_q: Tensor, mask: Tensor, sequence_index: Tensor, n_sequences: int) -> LossReport:
+    def divergence(self, log_q: Tensor, p: Tensor) -> Tensor:
+        """How far the drafter is from the target at n slots; for objectives with `reads_target` only.
+
+        Args:
+            log_q: float32[n, draft vocabulary], the drafter's log-probabilities, with gradient.
+            p: float32[n, draft vocabulary], the target's probabilities of the same columns at temperature 1,
+                without gradient. A row adds up to less than 1 where the draft vocabulary is reduced.
+
+        Returns:
+            float32[n], in nats where it is a KL divergence, with gradient.
+        """
+        raise NotImplementedError(f"objective {self.kind} does not read the target")
+
+    def loss(
+        self,
+        log_q: Tensor,
+        mask: Tensor,
+        sequence_index: Tensor,
+        n_sequences: int,
+        divergence: Tensor | None = None,
+    ) -> LossReport:
         """Loss of a batch of anchors; log q must be finite at supervised slots.
 
         Args:
@@ -102,9 +133,12 @@ class Objective(BaseModel, ABC):
             mask: bool[A, K], supervised slots.
             sequence_index: int64[A], the sequence of each anchor, in [0, n_sequences).
             n_sequences: sequences in the batch.
+            divergence: [A, K], what `divergence` gave for every slot, if the objective reads the target. Masked
+                slots may hold anything. log q then serves the report only.
 
         Raises:
-            DraftpoolError: shapes that do not fit together or to the block size.
+            DraftpoolError: shapes that do not fit together or to the block size; a divergence that is missing
+                or not wanted.
         """
         slots = self.block_size - 1
         if log_q.shape != mask.shape or log_q.shape != (len(sequence_index), slots):
@@ -113,10 +147,12 @@ class Objective(BaseModel, ABC):
                 f"objective {self.kind}",
                 f"pass one row per anchor with {slots} slots (block size {self.block_size} less the anchor)",
             )
+        self._check_divergence(divergence, mask)
         log_q = log_q.float().masked_fill(~mask, 0.0)
         constant = log_q.detach()
         weights = self.weights(constant, mask).masked_fill(~mask, 0.0)
-        terms = self.terms(log_q, mask, weights)
+        gain = log_q if divergence is None else -divergence.float().masked_fill(~mask, 0.0)
+        terms = self.terms(gain, mask, weights)
         reduction = self.published_reduction if self.reduction == "published" else self.reduction
         supervised = mask.sum(dim=0).clamp(min=1)
         mean_weight = weights.sum(dim=0) / supervised
@@ -125,6 +161,27 @@ class Objective(BaseModel, ABC):
             weight_share=mean_weight / mean_weight.sum().clamp(min=1e-30),
             confidence=(constant.exp() * mask).sum(dim=0) / supervised,
         )
+
+    def _check_divergence(self, divergence: Tensor | None, mask: Tensor) -> None:
+        where = f"objective {self.kind}"
+        if divergence is None and self.reads_target:
+            raise DraftpoolError(
+                "it reads the target, but no divergence was given",
+                where,
+                "pass loss(..., divergence=...), what its `divergence` gives for every slot",
+            )
+        if divergence is not None and not self.reads_target:
+            raise DraftpoolError(
+                "a divergence was given, but it does not read the target",
+                where,
+                "leave the divergence out, or use an objective that reads the target",
+            )
+        if divergence is not None and divergence.shape != mask.shape:
+            raise DraftpoolError(
+                f"divergence {tuple(divergence.shape)}, mask {tuple(mask.shape)}",
+                where,
+                "pass one value per anchor and slot",
+            )
 
 
 def reduce(
@@ -175,17 +232,25 @@ def register_objective(kind: str) -> Callable[[ObjectiveClass], ObjectiveClass]:
     return mark
 
 
-def make_objective(cfg: Mapping[str, Any], block_size: int) -> Objective:
+def objectives_for(drafter_kind: str) -> list[str]:
+    """Names of the objectives that train drafters of a kind, sorted."""
+    names = list_registered(PACKAGE, DECORATOR)
+    return [name for name in names if drafter_kind in load_registered(PACKAGE, DECORATOR, name).kinds]
+
+
+def make_objective(cfg: Mapping[str, Any], block_size: int, drafter_kind: str = "block") -> Objective:
     """Build an objective.
 
     Args:
         cfg: ``{"kind": "dpace", "alpha": 0.5, "reduction": "anchor_mean"}``: the kind, its parameters, the
             reduction.
-        block_size: tokens of a block, its anchor included; K = block_size - 1.
+        block_size: tokens of a block, its anchor included; K = block_size - 1. A sequential drafter's draft
+            length plus one.
+        drafter_kind: kind of the drafter that is trained.
 
     Raises:
         DraftpoolError: unknown kind or parameter (the message lists what exists), value out of range, a
-            reduction that the objective does not allow.
+            reduction that the objective does not allow, a kind of drafter that it does not train.
     """
     kind = cfg.get("kind")
     if not isinstance(kind, str):
@@ -197,4 +262,11 @@ def make_objective(cfg: Mapping[str, Any], block_size: int) -> Objective:
         )
     parameters = {key: value for key, value in cfg.items() if key != "kind"}
     model = load_registered(PACKAGE, DECORATOR, kind)
+    if drafter_kind not in model.kinds:
+        fitting = ", ".join(objectives_for(drafter_kind))
+        raise DraftpoolError(
+            f"not for drafters of kind {drafter_kind!r}" + (f": {model.refusal}" if model.refusal else ""),
+            where,
+            f"use one of: {fitting}" if fitting else f"no objective trains kind {drafter_kind!r}",
+        )
     return validate_parameters(model, {**parameters, "block_size": block_size}, where, hidden=("block_size",))

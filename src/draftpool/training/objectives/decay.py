@@ -22,6 +22,10 @@ class DFlash(Objective):
     """
 
     published_reduction: ClassVar[Reduction] = "weight_mean"
+    refusal: ClassVar[str] = (
+        "its decay is published for the slots of a block; `cross_entropy` with decay exp(-1 / gamma) gives "
+        "the steps of a sequential drafter the same weights"
+    )
 
     gamma: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
 
@@ -40,6 +44,7 @@ class DFlash(Objective):
 class Uniform(Objective):
     """Every slot counts the same: w_k = 1 (plain cross-entropy)."""
 
+    kinds: ClassVar[frozenset[str]] = frozenset({"block", "eagle", "independent"})
     published_reduction: ClassVar[Reduction] = "weight_mean"
 
     def weights(self, log_q: Tensor, mask: Tensor) -> Tensor:

@@ -18,9 +18,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Of everything that is weighed by, or is, the surrogate S.
+PARALLEL_ONLY = (
+    "its weights are the derivative of the expected accepted length of a block whose slots are all drafted at once "
+    "from the same prefix (parallel drafting, arXiv 2605.18810); a sequential drafter's later slots are conditioned "
+    "on the earlier drafted tokens, so each step's cross-entropy already stands for itself"
+)
+
+
 class _Confidence(Objective):
     """`alpha` in [0, 1] smooths the confidence: 0 is the raw one (training may collapse), 1 ignores it."""
 
+    refusal: ClassVar[str] = PARALLEL_ONLY
     published_reduction: ClassVar[Reduction] = "sequence_sum"
     divisible_by_weights: ClassVar[bool] = False
 

@@ -21,6 +21,10 @@ class HeadDependent(Objective):
     """
 
     published_reduction: ClassVar[Reduction] = "weight_mean"
+    refusal: ClassVar[str] = (
+        "its schedule is that of draft heads which all read the same feature; `cross_entropy` with the same decay "
+        "gives the steps of a sequential drafter the same weights up to a factor"
+    )
 
     decay: float = Field(default=0.8, gt=0.0, le=1.0)
 

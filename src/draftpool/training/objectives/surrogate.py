@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from draftpool.training.objectives.base import Objective, Reduction, register_objective
-from draftpool.training.objectives.dpace import suffix_sums
+from draftpool.training.objectives.dpace import PARALLEL_ONLY, suffix_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +18,7 @@ class DirectSurrogate(Objective):
     Its weights, used for the log only, are dS / dlog q_j: D-PACE's at alpha = 0.
     """
 
+    refusal: ClassVar[str] = PARALLEL_ONLY
     published_reduction: ClassVar[Reduction] = "sequence_sum"
     divisible_by_weights: ClassVar[bool] = False
 
