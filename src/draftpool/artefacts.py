@@ -183,7 +183,8 @@ def append_tables(path: Path, parts: list[tuple[Path, dict[str, str]]]) -> None:
                     table = table.append_column(name, column)
                 table = table.replace_schema_metadata()
                 writer = writer or pq.ParquetWriter(temporary, table.schema)
-                writer.write_table(table)
+                # Rows of another stage may name their columns in another order.
+                writer.write_table(table.select(writer.schema.names).cast(writer.schema))
         finally:
             if writer is not None:
                 writer.close()

@@ -69,6 +69,7 @@ def _costs(folder: Path) -> Path:
         "catch_up": dict.fromkeys(POOL, line),
         "evaluate": 0.4,
         "evaluate_catch_up": line,
+        "alone": [],
         "select": {"bandit": 0.01, "full": 0.02},
     }
     write_json(folder / "costs.json", costs)
@@ -112,15 +113,20 @@ def made(request, llama_world, tmp_path_factory) -> Made:
     return Made(name, root / "prompts", root / "answers", table, costs, routes, sequences, steps)
 
 
-def _live_rounds(made: Made, name: str, seed: int) -> dict[tuple[str, int], list[tuple]]:
-    """(arm, accepted, committed, evaluated) of every round, by session and repeat, turn after turn."""
+def live_rounds(
+    made,
+    name: str,
+    seed: int,
+    columns: tuple[str, ...] = ("arm", "n_accepted", "n_committed", "evaluated"),
+) -> dict[tuple[str, int], list[tuple]]:
+    """Columns of every round, by session and repeat, turn after turn."""
     own = made.steps[(made.steps.selector == name) & (made.steps.selector_seed == seed)]
     found: dict[tuple[str, int], list[tuple]] = {}
     own = own.assign(session=[session_of(p)[0] for p in own.prompt_id]).assign(
         turn=[session_of(p)[1] for p in own.prompt_id]
     )
     for row in own.sort_values(["session", "repeat", "turn", "round"]).itertuples():
-        entry = (row.arm, row.n_accepted, row.n_committed, row.evaluated)
+        entry = tuple(getattr(row, column) for column in columns)
         found.setdefault((row.session, row.repeat), []).append(entry)
     return found
 
@@ -138,7 +144,7 @@ def test_replay_equals_live_decoding_on_every_kind_of_stream(made, name):
     assert len(order) == (2 if made.name == "talks" else 8 if made.name == "drawn" else 4)
     for seed in (0, 1):
         selector = make_selector(cfg, arms)
-        live = _live_rounds(made, name, seed)
+        live = live_rounds(made, name, seed)
         assert len(live) == len(order)
         for place, row in enumerate(order):
             which = np.array([row])

@@ -61,6 +61,7 @@ PARTS = {
     "replay": bool(ARTEFACTS["replay_selectors"]),
     "replay and live": bool(ARTEFACTS["replay_selectors"]) and bool(PLAN.decodes),
     "pool_sizes": bool(ARTEFACTS["replay_selectors"]) and PLAN.study.replay.pool_sizes is not None,
+    "pools": bool(PLAN.study.pools),
     "sweeps": any(sweep.group != "objective" for sweep in PLAN.study.sweeps.values()),
 }
 FIGURE_NAMES = [name for name, part in figures.FIGURES.items() if PARTS[part]]

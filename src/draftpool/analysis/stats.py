@@ -120,7 +120,7 @@ def compute_stats(
             if len(frame):
                 frame.to_csv(folder / f"{name}.csv", index=False)
         write_json(folder / "summary.json", summary)
-        described = {key: cfg[key] for key in ("study", "domains", "pool", "generalist")}
+        described = {key: cfg[key] for key in ("study", "domains", "pool", "pools", "generalist")}
         described |= {"confidence": resampling.confidence, "exact_dtype": exact, "timed_dtype": timed}
         described |= {"costs_dtype": cfg["costs_dtype"]}
         write_json(folder / "meta.json", described)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from draftpool.artefacts import read_json
+from draftpool.data.streams import HELD_OUT, MAIN
 from draftpool.errors import DraftpoolError
 
 
@@ -34,9 +35,14 @@ def read_drafters(stats: Path) -> pd.DataFrame:
     return read_tidy(stats, "drafters").astype({"block_size": "Int64", "n_layers": "Int64", "steps": "Int64"})
 
 
+def stream_of_pool(pool: str) -> str:
+    """Name under which a pool's replay of all held-out answers stands in the tables."""
+    return HELD_OUT if pool == MAIN else f"{HELD_OUT}@{pool}"
+
+
 def main_stream(frame: pd.DataFrame) -> str:
     """Stream that headline figures show: ``mixed`` where there is one, else the first by name."""
-    streams = sorted(frame["stream"].unique())
+    streams = sorted(name for name in frame["stream"].unique() if "@" not in name)
     return "mixed" if "mixed" in streams else streams[0]
 
 

@@ -127,9 +127,10 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
             reader.length -= count
             reader.catch_up(ids[-count:], taps[-count:])
 
-        # Not every kind can go back: a copy reads the text's beginning, which costs as much per token.
+        # Not every kind can go back: a copy reads the text's beginning, which costs as much per token. Asked for more
+        # room than there is, it makes a state of its own.
         fresh = copy.copy(reader)
-        fresh.reset(len(ids) + 1)
+        fresh.reset(len(prompt) + len(answer) + 1)
 
         def afresh() -> None:
             fresh.prefill(ids[:count], taps[:count])

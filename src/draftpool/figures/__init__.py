@@ -1,7 +1,7 @@
 """One module per figure: ``draw(stats, out)`` reads tidy CSVs only and writes a PNG and, beside it, a PDF."""
 
-# What a study must have for a figure: scored drafters (every study), live decoding, a profile, replay, both, or a sweep
-# along another axis than the objective.
+# What a study must have for a figure: scored drafters (every study), live decoding, a profile, replay, both, further
+# pools, or a sweep along another axis than the objective.
 FIGURES = {
     "heatmap_tau": "scored",
     "objectives": "scored",
@@ -16,5 +16,6 @@ FIGURES = {
     "streams": "replay",
     "prediction": "replay and live",
     "pool_sizes": "pool_sizes",
+    "pools": "pools",
     "ablations": "sweeps",
 }

@@ -16,7 +16,8 @@ from draftpool.figures import style
 def draw(stats: Path, out: Path) -> None:
     """Draw the relative difference in rounds of every selector on every stream; reads streams and meta."""
     meta, rows = read_meta(stats), read_tidy(stats, "streams")
-    rows = rows[~rows["selector"].str.startswith("fixed:")]
+    # Further pools have a generalist of their own and a figure of their own.
+    rows = rows[~rows["selector"].str.startswith("fixed:") & ~rows["stream"].str.contains("@")]
     grid = 100 * rows.pivot(index="selector", columns="stream", values="value")
     first = [name for name in (HELD_OUT, "mixed") if name in grid]
     grid = grid[first + [name for name in grid if name not in first]].sort_values(first[0])

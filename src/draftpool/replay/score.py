@@ -142,7 +142,7 @@ def _score_answers(
             for stream, made in by_answer.get((row.prompt_id, int(row.sample)), {}).items():
                 cut = answer[: len(made.ids) + 1]
                 rows[name] += [
-                    common | {"stream": stream} | one for one in rows_of_draft(made, cut, p, p, None)
+                    common | one | {"stream": stream} for one in rows_of_draft(made, cut, p, p, None)
                 ]
     print(
         f"{disagreeing} of {tokens} answer tokens are not the target's choice when read at once", flush=True

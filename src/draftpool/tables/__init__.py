@@ -1,6 +1,6 @@
 """One module per table: ``write(stats, out)`` reads tidy CSVs only and writes CSV, Markdown and LaTeX."""
 
-# What a study must have for a table: scored drafters (every study), live decoding, a pool, replay.
+# What a study must have for a table: scored drafters (every study), live decoding, a pool, replay, further pools.
 TABLES = {
     "drafters_table": "scored",
     "dpace_table": "scored",
@@ -9,4 +9,5 @@ TABLES = {
     "metasd_table": "live",
     "leaderboard_table": "replay",
     "streams_table": "replay",
+    "pools_table": "pools",
 }
