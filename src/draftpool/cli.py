@@ -183,6 +183,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--out", type=Path, default=Path("config"), help="folder")
     command = commands.add_parser(
+        "export_drafter", help="write a block drafter in the layout that z-lab publishes"
+    )
+    command.add_argument("--drafter", type=Path, required=True, help="drafter folder")
+    command.add_argument("--target", type=Path, required=True, help="folder of its target")
+    command.add_argument("--out", type=Path, required=True, help="folder to write")
+    command = commands.add_parser(
         "check_config", help="check configuration files, later ones laid over earlier ones"
     )
     command.add_argument("files", type=Path, nargs="+")
@@ -212,6 +218,10 @@ def _run(arguments: argparse.Namespace) -> None:
         from draftpool.config.reference import write_reference
 
         write_reference(arguments.out)
+    elif arguments.command == "export_drafter":
+        from draftpool.drafters.published import export_drafter
+
+        export_drafter(arguments.drafter, arguments.target, arguments.out)
     else:
         from draftpool.config.load import load
         from draftpool.config.plan import Plan

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from draftpool import cli
+from draftpool.config import plan  # noqa: F401 (pydantic imports lazily, which the recorder would catch)
 from draftpool.errors import DraftpoolError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -28,6 +29,8 @@ FLAGS = {
     "score_pool": ["--target", "t", "--responses", "a", "--drafters", "d", "e", "--state", "s"],
     "decode_live": ["--target", "t", "--prompts", "p", "--drafters", "d", "--lossless", "l", "--state", "s"],
     "profile_decode": ["--target", "t", "--prompts", "p", "--drafters", "d"],
+    "make_drafter": ["--responses", "a"],
+    "fetch_drafter": ["--target", "t"],
     "profile_costs": ["--target", "t", "--responses", "a", "--drafters", "d"],
     "train_router": ["--prompts", "p", "--train", "a", "--heldout_prompts", "p", "--heldout", "b"],
     "replay_selectors": ["--acceptance", "a", "--costs", "c", "--responses", "r", "--routes", "q"],

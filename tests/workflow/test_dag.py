@@ -48,7 +48,7 @@ def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
     smoke = ("--configfile", str(REPOSITORY / "config/smoke.yaml"))
     stats = job_stats(dry_run(tmp_path, *smoke))
     decodes = stats.pop("decode_live")
-    assert decodes in (1, 2)  # float32, and bfloat16 where the processor has it
+    assert decodes in (2, 4)  # two streams in float32, and in bfloat16 where the processor has it
     assert stats.pop("total") == sum(stats.values()) + decodes
     assert stats == {
         "all": 1,
@@ -56,21 +56,24 @@ def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
         "prepare_prompts": len(DOMAINS),
         "prepare_set": 3,
         "generate_responses": 2 * len(DOMAINS) + 3,
-        "train_drafter": 3 + len(overlay["drafters"]["specialist"]["domains"]),
+        # Three block generalists, an EAGLE head, a small model, and specialists.
+        "train_drafter": 5 + len(overlay["drafters"]["specialist"]["domains"]),
+        "make_drafter": 4,
         "check_lossless": 1,
         "score_pool": 1,
         "profile_decode": 1,
-        "profile_costs": 1,
+        # The main pool and two further ones.
+        "profile_costs": 3,
         "train_router": 1,
-        "replay_selectors": 1,
+        "replay_selectors": 3,
         "compute_stats": 1,
         "copy_summary": 1,
         "judge_claims": 1,
-        **{f"draw_{name}": 1 for name in SCORED | LIVE | PROFILED | REPLAYED | {"pool_sizes"}},
+        **{f"draw_{name}": 1 for name in SCORED | LIVE | PROFILED | REPLAYED | {"pool_sizes", "pools"}},
         **{
             f"write_{name}": 1
             for name in SCORED_TABLES
-            | {"headroom_table", "metasd_table", "leaderboard_table", "streams_table"}
+            | {"headroom_table", "metasd_table", "leaderboard_table", "streams_table", "pools_table"}
         },
     }
     assert not any(tmp_path.glob("results/*")), "a dry run wrote into results/"
@@ -109,6 +112,42 @@ def test_targets_ask_for_their_part_only(new_checkout):
         "Computing statistics",
     ]
     assert figures == drafters + Counter(below + drawn)
+
+
+def test_a_further_pool_of_other_kinds_adds_its_own_jobs(new_checkout):
+    before = new_checkout.jobs()
+    overlay = {
+        "drafters": {
+            "head": {"kind": "eagle", "objective": {"kind": "tvd"}, "training": {"steps": 2}},
+            "lookup": {"kind": "ngram"},
+            "store": {"kind": "suffix"},
+            "theirs": {"kind": "checkpoint", "layout": "causal_lm", "path": "models/other"},
+        },
+        "pools": {
+            "kinds": {
+                "drafters": ["general-s0", "head-s0", "lookup", "store", "theirs", "plain"],
+                "generalist": "general-s0",
+                "streams": ["heldout", "kinds"],
+                "selectors": ["ucb"],
+            }
+        },
+        "decode": {"streams": {"kinds": {"prompts_per_domain": 1, "pool": "kinds"}}},
+    }
+    after = new_checkout.jobs(*new_checkout.overlay(overlay))
+    assert after - before == Counter(
+        {
+            "Training drafter eagle-tvd-mixed-s0": 1,
+            "Making drafter lookup": 1,
+            "Making drafter store": 1,
+            "Fetching drafter theirs": 1,
+            "Measuring the costs of a round": 1,
+            "Decoding live: kinds-float32": 1,
+            "Replaying selectors": 1,
+            "Drawing figure pools": 1,
+            "Writing table pools_table": 1,
+        }
+    )
+    assert not before - after
 
 
 def test_a_study_without_live_decoding_or_sweeps_has_fewer_figures(new_checkout, tmp_path):

@@ -239,8 +239,14 @@ def _decoded(
         "time_split": live.time_split(steps, sequences, resampling),
         "arm_shares": live.arm_shares(steps, resampling),
         "position_rates": position_rates(steps),
-        "mismatches": live.mismatches(by_turn),
     }
+    # Texts under `rejection` depend on the drafter: rounds of different texts are not compared.
+    same = ~by_turn["stream"].isin(by_turn.loc[by_turn["matches_plain"].isna(), "stream"])
+    by_turn = by_turn[same]
+    sequences, steps = (frame[frame["stream"].isin(by_turn["stream"])] for frame in (sequences, steps))
+    found["mismatches"] = live.mismatches(by_turn)
+    if by_turn.empty:
+        return found
     # But for sampled prompt sets the acceptance table holds greedy texts; a sampled one has other anchors.
     if cfg.get("temperature", 0.0) > 0.0:
         table = table[table["domain"].isin(cfg["sampled"])]

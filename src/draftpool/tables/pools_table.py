@@ -34,7 +34,7 @@ def write(stats: Path, out: Path) -> None:
             table.append(row | {"n": int(rows.loc[("mat", "all"), "n"])})
     text = (
         "All held-out answers, exact replay, seeds averaged within a prompt. Domains and all: modelled speed-up over "
-        f"plain decoding ({meta['costs_dtype']} costs). Gap closed: share of the distance in tokens per second between the "
-        "generalist and the best fixed arm of every query (plain decoding included)."
+        f"plain decoding ({meta['costs_dtype']} costs). Gap closed: share of the distance in tokens per second between "
+        "the generalist and the best fixed arm of every query (plain decoding included)."
     )
     write_all(pd.DataFrame(table), out, note(meta, text))
