@@ -49,6 +49,7 @@ test: $(READY)
 # Speed against peers, on the artefacts of `make study`; nothing else should run meanwhile.
 bench: $(READY)
 	$(BIN)/python bench/bench_decode.py $(BENCH_ARGS)
+	$(BIN)/python bench/bench_peers.py $(BENCH_ARGS)
 	$(BIN)/python bench/roofline.py results/bench/decode.json
 	$(BIN)/python bench/bench_train.py $(BENCH_ARGS)
 	$(BIN)/python bench/bench_generate.py $(BENCH_ARGS)

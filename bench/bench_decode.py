@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from harness import Report, Study, interleave, parser, ratio, run, spread
+from harness import Report, Study, interleave, parser, ratio, run, spread, total_ratio
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from draftpool.artefacts import read_table
@@ -233,16 +233,16 @@ class Bench:
         report.row("plain / transformers (bar: at least 1.8)", ratio(seconds, "transformers", "plain"), "x")
         report.row(
             "lookup / transformers lookup (bar: at least 1.3)",
-            _total(seconds, "transformers lookup", "lookup"),
+            total_ratio(seconds, "transformers lookup", "lookup"),
             "x",
         )
-        report.row(f"{name} / plain", _total(seconds, "plain", name), "x")
+        report.row(f"{name} / plain", total_ratio(seconds, "plain", name), "x")
         for domain in dict.fromkeys(domains):
             chosen = {
                 arm: [value for value, other in zip(values, domains, strict=True) if other == domain]
                 for arm, values in seconds.items()
             }
-            report.row(f"{name} / plain, {domain}", _total(chosen, "plain", name), "x")
+            report.row(f"{name} / plain, {domain}", total_ratio(chosen, "plain", name), "x")
 
     def selection(self) -> None:
         """Time of choosing, learning and book-keeping as a share of the round."""
@@ -278,10 +278,6 @@ def main() -> None:
     bench.selection()
     bench.texts()
     bench.report.finish()
-
-
-def _total(seconds: dict[str, list[float]], above: str, below: str) -> float:
-    return sum(seconds[above]) / sum(seconds[below])
 
 
 if __name__ == "__main__":

@@ -77,6 +77,10 @@ class Study:
         names = sorted(self.plan.study.pool, key=lambda name: name != self.plan.study.generalist)
         return {name: self._folder("drafters", self.plan.drafter(name).id) for name in names}
 
+    def drafter(self, name: str) -> Path:
+        """Folder of one drafter."""
+        return self._folder("drafters", self.plan.drafter(name).id)
+
     def responses(self, split: str) -> list[Path]:
         """Response folders of all domains."""
         return [
@@ -96,6 +100,11 @@ def spread(values: list[float]) -> dict[str, float]:
 def ratio(times: dict[str, list[float]], above: str, below: str) -> dict[str, float]:
     """Median and quartiles of the paired ratios of two arms' times."""
     return spread([a / b for a, b in zip(times[above], times[below], strict=True)])
+
+
+def total_ratio(seconds: dict[str, list[float]], above: str, below: str) -> float:
+    """Ratio of the summed times of two arms."""
+    return sum(seconds[above]) / sum(seconds[below])
 
 
 class Report:

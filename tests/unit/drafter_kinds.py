@@ -47,7 +47,7 @@ def independent(target, name: str = "independent", vocabulary=None, n_layers: in
     config = SimpleNamespace(**{**vars(target.hf_config), "num_hidden_layers": n_layers})
     state = causal_model(target.hf_config.model_type, 0).state_dict()
     weights = SharedWeights(state, target.embedding, target.head_weight[vocabulary])
-    lm = FastTarget(_named(config, target), weights, [0])
+    lm = FastTarget(_named(config, target), weights, [])
     return FastLanguageModelDrafter(name, lm, k, vocabulary, list(state.values()))
 
 
@@ -62,7 +62,7 @@ def _named(config: SimpleNamespace, target) -> SimpleNamespace:
 def published(target, name: str = "published", k: int = K, **changes):
     """Another causal language model, through transformers."""
     model = causal_model("mistral", 1, **changes)
-    lm = TransformersTarget(model, [0])
+    lm = TransformersTarget(model, [])
     return LanguageModelDrafter(name, lm, k, torch.arange(VOCABULARY - 7), lm.weights())
 
 

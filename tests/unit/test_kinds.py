@@ -7,10 +7,12 @@ import pytest
 import torch
 from drafter_kinds import KINDS, MODELLED, K, eagle, early_exit, fresh, independent, make, published
 from scripted import naive_text, run
-from tiny import MAX_POSITIONS, TAPS, VOCABULARY, load, reference_of, token_ids
+from tiny import MAX_POSITIONS, TAPS, VOCABULARY, causal_model, load, reference_of, token_ids
 
 from draftpool.drafters.base import Draft
+from draftpool.drafters.language_model import LanguageModelDrafter
 from draftpool.drafters.load import draft_everywhere
+from draftpool.drafters.ngram import NgramDrafter
 
 LIMIT = 24
 
@@ -270,3 +272,26 @@ def test_early_exit_shares_the_weights_of_the_target(targets) -> None:
     drafter = early_exit(target)
     assert drafter.lm.layers[0] is target.layers[0] and drafter.weights() == []
     assert np.prod(drafter.lm.head_weight.shape) == np.prod(target.head_weight.shape)
+
+
+def test_texts_are_those_of_transformers_assisted_generation_and_prompt_lookup(targets, tmp_path) -> None:
+    """Same models, greedy, float32, sixteen prompts."""
+    target, reference = load(targets.llama, TAPS), reference_of(targets.llama)
+    small = causal_model("llama", 5, num_hidden_layers=1)
+    small.save_pretrained(tmp_path / "small")
+    drafter = LanguageModelDrafter("small", load(tmp_path / "small", []), K, torch.arange(VOCABULARY), [])
+    options = {"do_sample": False, "max_new_tokens": LIMIT, "pad_token_id": 0, "eos_token_id": [2]}
+    drafted = 0
+    for seed in range(16):
+        prompt = token_ids(7, seed) * 2
+        ids = torch.tensor([prompt])
+        for arm, extra in (
+            (drafter, {"assistant_model": small}),
+            (NgramDrafter("ngram", K), {"prompt_lookup_num_tokens": K}),
+        ):
+            with torch.no_grad():
+                theirs = reference.generate(ids, attention_mask=torch.ones_like(ids), **options, **extra)
+            ours = run(target, prompt, {"a": arm}, limit=LIMIT, ends=(2,))
+            assert ours.tokens == theirs[0, len(prompt) :].tolist()
+            drafted += sum(row["n_drafted"] for row in ours.rounds)
+    assert drafted > 100

@@ -76,7 +76,7 @@ def load_distilled(name: str, folder: Path, target: TargetModel) -> LanguageMode
     head = target.head_weight[vocabulary]
     weights = SharedWeights(state, target.embedding, head)
     try:
-        lm = FastTarget(SimpleNamespace(**config.lm), weights, [0])
+        lm = FastTarget(SimpleNamespace(**config.lm), weights, [])
     except KeyError as error:
         raise damaged(f"no tensor {error}", folder) from error
     own = [weights[key] for key in weights]
@@ -94,7 +94,7 @@ def load_published(name: str, folder: Path, target: TargetModel) -> LanguageMode
     except ValueError as error:
         raise damaged(str(error).splitlines()[0], folder) from error
     check_fits(config, {"target_vocabulary": target.hf_config.vocab_size}, str(folder))
-    lm = load_target(folder / MODEL, [0], target.device, target.dtype)
+    lm = load_target(folder / MODEL, [], target.device, target.dtype)
     vocabulary = torch.arange(config.common_vocabulary, device=target.device)
     kind = FastLanguageModelDrafter if lm.supports_batches else LanguageModelDrafter
     return kind(name, lm, config.draft_tokens, vocabulary, lm.weights())

@@ -64,6 +64,11 @@ def head_size(hf_config) -> int:
     return getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
 
 
+def join_taps(tapped: list[Tensor], like: Tensor) -> Tensor:
+    """Taps side by side [batch, n, taps x hidden]; none at all for a model that nothing reads."""
+    return torch.cat(tapped, dim=-1) if tapped else like.new_zeros((*like.shape[:-1], 0))
+
+
 def default_taps(n_layers: int, n: int = 5) -> list[int]:
     """Layers spread from the 2nd to the 3rd-to-last (DFlash, arXiv 2602.06036, section 4)."""
     if n_layers < n + 3:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftpool.targets.base import Logits, TargetOutput, head_size
+from draftpool.targets.base import Logits, TargetOutput, head_size, join_taps
 from draftpool.targets.cache import KeyValueCache
 from draftpool.targets.linear import FrozenLinear
 from draftpool.targets.weights import TargetWeights
@@ -101,7 +101,7 @@ class FastTarget:
     def first_layers(self, n_layers: int) -> FastTarget:
         """The same model without its later layers; weights are shared."""
         short = copy.copy(self)
-        short.layers, short.taps = self.layers[:n_layers], [0]
+        short.layers, short.taps = self.layers[:n_layers], []
         return short
 
     def cache_bytes(self, n_tokens: int) -> int:
@@ -134,7 +134,7 @@ class FastTarget:
         x, tapped = self._through(F.embedding(ids, self.embedding), cache)
         counts = counts or [ids.shape[1]] * len(ids)
         cache.advance(counts)
-        return TargetOutput(self._logits(x, logits, counts), torch.cat(tapped, dim=-1))
+        return TargetOutput(self._logits(x, logits, counts), join_taps(tapped, x))
 
     @torch.no_grad()
     def hidden_behind(self, x: Tensor) -> Tensor:

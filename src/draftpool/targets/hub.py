@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from draftpool.errors import DraftpoolError
-from draftpool.targets.base import Logits, TargetOutput, head_size
+from draftpool.targets.base import Logits, TargetOutput, head_size, join_taps
 from draftpool.targets.cache import TransformersCache
 
 # Layers whose state is one entry per token, so that a rejected token can be taken out again.
@@ -74,5 +74,6 @@ class TransformersTarget:
         )
         cache.lengths = [cache.lengths[0] + ids.shape[1]]
         # hidden_states[0] is the embedding, so the output of layer i is entry i + 1.
-        taps = torch.cat([output.hidden_states[tap + 1] for tap in self.taps], dim=-1)
+        hidden = output.hidden_states
+        taps = join_taps([hidden[tap + 1] for tap in self.taps], hidden[0])
         return TargetOutput(None if logits == "none" else output.logits, taps)

@@ -49,7 +49,7 @@ def load_target(
 
     Args:
         folder: Target folder.
-        taps: Layers whose output drafters read; None for the default ones.
+        taps: Layers whose output drafters read; None for the default ones, empty for none.
         device: Where it runs.
         dtype: Type of its weights.
         backend: `fast`, where the family is supported, or `transformers`.
@@ -58,7 +58,7 @@ def load_target(
         DraftpoolError: If the folder holds no loadable model or the taps do not fit.
     """
     config = read_config(folder)
-    taps = check_taps(taps, config.num_hidden_layers)
+    taps = [] if taps == [] else check_taps(taps, config.num_hidden_layers)
     reason = unsupported_reason(config)
     if backend == "fast":
         if reason is None:
