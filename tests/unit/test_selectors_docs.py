@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripted import run
 from selector_worlds import play, random_world
+from tiny import load, token_ids
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -34,3 +36,11 @@ def test_objective_of_the_walkthrough_computes():
     log_q = torch.full((1, 5), -1.0)
     report = objective.loss(log_q, log_q < 0, torch.tensor([0]), 1)
     assert report.loss.item() == pytest.approx(1 + 0.8 + 0.6 + 0.4 + 0.2)
+
+
+def test_drafter_of_the_walkthrough_drafts_and_leaves_the_text_alone(targets):
+    target, prompt = load(targets.llama, [0, 1]), token_ids(8)
+    drafter = example("add-a-drafter.md")["EchoDrafter"]("echo", 2)
+    plain = run(target, prompt, {"plain": None}, limit=20)
+    made = run(target, prompt, {"echo": drafter, "plain": None}, {"kind": "round_robin"}, limit=20, hard=True)
+    assert made.tokens == plain.tokens and any(row["n_drafted"] == 2 for row in made.rounds)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 NOTHING = Counter()
 FETCH = ["Fetching the target model: tinyllama"]
 # The prompt sets are made of held-out prompts of maths, one of them of stories as well.
@@ -203,3 +205,20 @@ def test_d42_a_selector_of_ones_own_is_one_class_and_one_line(finished):
     assert finished.jobs(*overlay) == NOTHING
     finished.append("selectors/mine.py", "\nADDED = 1\n")
     assert finished.jobs(*overlay) == Counter([*DECODE, *REPLAY, *STATS])
+
+
+def test_a_drafter_of_ones_own_is_one_class_and_one_line(finished):
+    page = (REPOSITORY / "docs/add-a-drafter.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
+    (finished.root / "src/draftpool/drafters/echo.py").write_text(code)
+    assert finished.jobs() == NOTHING
+    overlay = finished.overlay({"drafters": {"echo": {"kind": "echo", "draft_tokens": 2}}})
+    made = finished.jobs(*overlay)
+    # All drafters are scored; the pool and live decoding are as before.
+    assert made == Counter(["Making drafter echo", *SCORE, *REPLAY, *STATS])
+    finished.run(*overlay)
+    finished.append("drafters/echo.py", "\nADDED = 1\n")
+    assert finished.jobs(*overlay) == Counter([*SCORE, *REPLAY, *STATS])
+    wrong = finished.overlay({"drafters": {"echo": {"kind": "ekho"}}})
+    done = finished.snakemake("-n", *wrong)
+    assert done.returncode != 0 and "unknown kind of drafter; known: block" in done.stdout + done.stderr

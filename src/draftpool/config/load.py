@@ -64,7 +64,9 @@ def read_yaml(path: Path) -> dict:
 
 def _kinds(model: type[BaseModel]) -> tuple:
     kind = model.model_fields.get("kind")
-    return get_args(kind.annotation) if kind is not None else ()
+    tag = getattr(model, "tag", None)
+    own = () if tag is None else (tag,)
+    return (*get_args(kind.annotation), *own) if kind is not None else ()
 
 
 def _follow(location: tuple) -> tuple[tuple, list[str]]:
@@ -170,8 +172,9 @@ def _fill_recipes(raw: dict) -> dict:
             kind = recipe.get("kind", own_kind)
             known = RECIPES.get(kind) if isinstance(kind, str) else None
             base = defaults
-            if kind != own_kind and known is not None:
-                kept = set(known.model_fields) - {"model", "objective", "init"} if known.trained else ()
+            if kind != own_kind:
+                trained = known is not None and known.trained
+                kept = set(known.model_fields) - {"model", "objective", "init"} if trained else ()
                 base = {key: value for key, value in defaults.items() if key in kept}
             recipe = overlay_recipe(base, recipe) | {"kind": kind}
         filled[name] = recipe

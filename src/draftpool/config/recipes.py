@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from draftpool.config.strict import Strict
+from draftpool.drafters.kinds import DECORATOR, PACKAGE
+from draftpool.registry import list_registered
 
 
 class BlockModel(Strict):
@@ -218,6 +220,23 @@ class CheckpointRecipe(_Recipe):
         return self
 
 
+class OtherRecipe(_Untrained):
+    """A kind of your own: a class registered under this name (docs/add-a-drafter.md) and what it is told."""
+
+    tag: ClassVar[str] = "other"
+    kind: str = Field(description="Name that the class is registered under.")
+    draft_tokens: int = Field(3, description="Longest draft.", ge=1)
+    options: dict[str, Any] = Field(default={}, description="Stands in the drafter's `config.json`.")
+
+    @field_validator("kind")
+    @classmethod
+    def _is_registered(cls, value: str) -> str:
+        known = list_registered(PACKAGE, DECORATOR)
+        if value not in known:
+            raise ValueError(f"unknown kind of drafter; known: {', '.join(sorted({*RECIPES, *known}))}")
+        return value
+
+
 RECIPES = {
     "block": BlockRecipe,
     "eagle": EagleRecipe,
@@ -228,13 +247,21 @@ RECIPES = {
     "checkpoint": CheckpointRecipe,
 }
 
+
+def _tag(raw: Any) -> str:
+    """Which model a recipe is checked by: that of its kind, or the one for kinds of one's own."""
+    kind = raw.get("kind") if isinstance(raw, dict) else raw.kind
+    return kind if isinstance(kind, str) and kind in RECIPES else OtherRecipe.tag
+
+
 Recipe = Annotated[
-    BlockRecipe
-    | EagleRecipe
-    | IndependentRecipe
-    | NgramRecipe
-    | SuffixRecipe
-    | EarlyExitRecipe
-    | CheckpointRecipe,
-    Field(discriminator="kind"),
+    Annotated[BlockRecipe, Tag("block")]
+    | Annotated[EagleRecipe, Tag("eagle")]
+    | Annotated[IndependentRecipe, Tag("independent")]
+    | Annotated[NgramRecipe, Tag("ngram")]
+    | Annotated[SuffixRecipe, Tag("suffix")]
+    | Annotated[EarlyExitRecipe, Tag("early_exit")]
+    | Annotated[CheckpointRecipe, Tag("checkpoint")]
+    | Annotated[OtherRecipe, Tag("other")],
+    Discriminator(_tag),
 ]

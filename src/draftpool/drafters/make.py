@@ -20,15 +20,18 @@ def make_drafter(cfg: dict, responses: list[Path], out: Path) -> None:
     """Write `config.json`, and `store.safetensors` of a frozen store.
 
     Args:
-        cfg: `kind` and its options; `prompts_per_domain` of a store of training answers.
+        cfg: `kind` and its options (of a kind of one's own under `options`); `prompts_per_domain` of a store of
+            training answers.
         responses: Folders of the training answers, if they are stored.
         out: Folder to write.
 
     Raises:
         DraftpoolError: If the training answers are more than the store may hold.
     """
-    options = {name: value for name, value in cfg.items() if name != "prompts_per_domain"}
-    config = CONFIGS[cfg["kind"]].model_validate(options)
+    options = {name: value for name, value in cfg.items() if name not in ("prompts_per_domain", "options")}
+    options |= cfg.get("options", {})
+    if cfg["kind"] in CONFIGS:
+        options = CONFIGS[cfg["kind"]].model_validate(options).model_dump()
     outputs = [
         torch.tensor(ids, dtype=torch.int64)
         for folder in responses
@@ -42,7 +45,7 @@ def make_drafter(cfg: dict, responses: list[Path], out: Path) -> None:
             "raise it or lower prompts_per_domain",
         )
     with atomic_dir(out) as folder:
-        write_json(folder / "config.json", config.model_dump())
+        write_json(folder / "config.json", options)
         if responses:
             lengths = torch.tensor([len(ids) for ids in outputs])
             save_file({"tokens": torch.cat(outputs), "lengths": lengths}, folder / "store.safetensors")
