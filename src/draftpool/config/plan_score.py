@@ -21,10 +21,16 @@ def _learns(plan: Plan, name: str) -> bool:
 
 
 def _scored_on(plan: Plan, name: str, played: dict[str, list[str]]) -> list[str] | None:
-    """Drafters that are scored on a domain or prompt set; None for all, where drafters are compared."""
-    if name in plan.trained_domains or temperature_of(plan.study, name) > 0.0 or not plan.study.pool:
+    """Drafters that are scored on a domain or prompt set; None for all, on domains that are trained on.
+
+    On sampled sets drafters of the main pool's kinds are compared.
+    """
+    if name in plan.trained_domains or not plan.study.pool:
         return None
     wanted = {*plan.study.pool, *played.get(name, [])}
+    if temperature_of(plan.study, name) > 0.0:
+        kinds = {plan.runs[drafter].kind for drafter in plan.study.pool}
+        wanted |= {drafter for drafter, run in plan.runs.items() if run.kind in kinds}
     return [run for run in plan.runs if run in wanted]
 
 

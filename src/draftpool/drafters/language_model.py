@@ -114,17 +114,19 @@ class FastLanguageModelDrafter(LanguageModelDrafter):
         text = torch.tensor(prompt + answer[:-1], device=device)
         whole = self.lm.new_cache(len(text) + self.k)
         first = self.lm.forward(text[None], whole).logits[0, len(prompt) :]
-        together = min(TOGETHER, n)
-        cache = self.lm.new_cache(len(text) + self.k, together)
-        for row in range(together):
-            cache.place([row], whole)
+        together, cache = min(TOGETHER, n), None
+        if self.k > 1:
+            cache = self.lm.new_cache(len(text) + self.k, together)
+            for row in range(together):
+                cache.place([row], whole)
         ids, rows = [], []
         # From the back: a draft overwrites what lies behind its anchor, which earlier anchors never read.
         for last in range(n, 0, -together):
             start = max(0, last - together)
-            if last - start < together:
-                cache.keep(list(range(last - start)))
-            cache.lengths = [len(prompt) + place + 1 for place in range(start, last)]
+            if cache is not None:
+                if last - start < together:
+                    cache.keep(list(range(last - start)))
+                cache.lengths = [len(prompt) + place + 1 for place in range(start, last)]
             logits = first[start:last]
             own_rows, own_ids = [], []
             for slot in range(self.k):
