@@ -10,6 +10,7 @@ from draftpool.config.plan_pools import PoolPlan
 from draftpool.config.plan_prompts import temperature_of
 from draftpool.data.streams import HELD_OUT, MAIN
 from draftpool.errors import DraftpoolError
+from draftpool.selectors.base import make_selector
 
 if TYPE_CHECKING:
     from draftpool.config.plan import Artefact, Plan
@@ -154,6 +155,17 @@ def _replay_artefact(plan: Plan, make: type[Artefact], pool: PoolPlan) -> Artefa
     selectors = replayed_selectors(plan)
     if pool.selectors is not None:
         selectors = {name: cfg for name, cfg in selectors.items() if name in pool.selectors}
+    blocks = [name for name in pool.drafters if plan.runs[name].kind == "block"]
+    prefill = [name for name, cfg in selectors.items() if make_selector(cfg, pool.arms).reads_prefill]
+    if blocks and pool.selectors is not None and prefill:
+        raise DraftpoolError(
+            f"`{prefill[0]}` reads one-step acceptance, which says nothing of the later slots of `{blocks[0]}`",
+            f"config key `pools.{pool.name}.selectors`",
+            "leave one of the two out",
+        )
+    if blocks:
+        # Among all selectors it is left out of pools with block drafters.
+        selectors = {name: cfg for name, cfg in selectors.items() if name not in prefill}
     cfg = {
         "pool": list(pool.arms),
         "drafters": plan.named_drafters(pool.drafters),

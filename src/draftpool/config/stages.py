@@ -78,6 +78,10 @@ def check_kinds(plan: Plan) -> None:
                     "config key `replay.pool_sizes.selectors`",
                     f"leave `{name}` out",
                 )
+            if made.reads_prefill and block == "selectors":
+                raise DraftpoolError(
+                    "losses as published are replayed only", key, "move it to `replay.selectors`"
+                )
             reads_artefact = made.plays_plain or selector["kind"] == "router"
             if reads_artefact and plan.study.replay is None:
                 raise DraftpoolError(

@@ -42,6 +42,11 @@ SELECTOR_LABELS = {
     "hedge": "HedgeSpec (Hedge)",
     "hedgespec": "HedgeSpec",
     "normal_hedge": "HedgeSpec (NormalHedge)",
+    "hedgespec_prefill": "HedgeSpec (as published)",
+    "hedgespec_prefill_soft": "HedgeSpec (as published, soft)",
+    "ucbspec": "UCBSpec",
+    "cost_ucb": "UCB on tokens/s",
+    "cost_hedge": "Hedge on tokens/s",
     "best_fixed_query": "best fixed per query (oracle)",
 }
 OBJECTIVE_LABELS = {
@@ -52,6 +57,10 @@ OBJECTIVE_LABELS = {
     "dpace_cumulative": "D-PACE, cumulative only",
     "dpace_continuation": "D-PACE, continuation only",
     "direct_surrogate": "direct surrogate",
+    "cross_entropy": "cross-entropy",
+    "forward_kl": "forward KL",
+    "reverse_kl": "reverse KL",
+    "tvd": "total variation",
 }
 
 sns.set_theme(

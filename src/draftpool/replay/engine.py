@@ -14,6 +14,7 @@ import numpy as np
 
 from draftpool import draws
 from draftpool.replay.answers import Answers
+from draftpool.replay.prefill import PrefillLosses
 from draftpool.selectors.base import Bools, Completed, Context, Feedback, FirstSlots, Floats, Ints, Selector
 
 _NEVER = np.iinfo(np.int64).max
@@ -125,6 +126,7 @@ def replay(
         selector.reset(n_arms, answers.k, episodes, context)
     full = selector.needs == "full"
     pending = _Pending(answers, episodes, selector.reads_gamma, selector.reads_gamma) if full else None
+    prefill = PrefillLosses(answers, which, selector.soft) if selector.reads_prefill else None
     available = answers.available[which]
     # Where no arm has enough positions all are offered, and the text is written plainly.
     available = available | ~available.any(axis=1, keepdims=True)
@@ -146,13 +148,15 @@ def replay(
         # A finished episode has nothing left, so it commits nothing.
         committed = np.where(active, committed_flat[flat], 0)
         first = completed = None
-        if full:
+        if full and prefill is None:
             pending.add(t, position, cell, evaluated)
         if selector.reads_first:
             gamma = answers.gamma[cell, :, 0].astype(np.float64) if selector.reads_gamma else None
             first = FirstSlots(evaluated, answers.accepted[cell] > 0, gamma)
-        position = position + committed
-        if full:
+        before, position = position, position + committed
+        if prefill is not None:
+            completed = prefill.deliver(t, before, position)
+        elif full:
             completed = pending.deliver(t, position)
         feedback = Feedback(
             accepted=accepted,

@@ -159,6 +159,11 @@ class Selector(ABC):
         return False
 
     @property
+    def reads_prefill(self) -> bool:
+        """Whether losses come from one-step acceptance at every committed token (HedgeSpec as published)."""
+        return False
+
+    @property
     def carries(self) -> bool:
         """Whether what was learnt passes from one query to the next; such queries are played in order."""
         return False

@@ -34,7 +34,9 @@ class HedgeParams(Parameters):
 
     `learner`: `normal_hedge`, or `hedge` with the anytime rate sqrt(8 ln N / t), t losses received.
     `loss`: `length` (EAL), `token` (TAP: the block's first slot, known at once), or `hybrid`: `token` until the
-    first `length` loss is known, then `mix` * length + (1 - mix) * token (own definition, H10).
+    first `length` loss is known, then `mix` * length + (1 - mix) * token (own definition, H10). `prefill` is EAL as
+    published, for sequential drafters: one loss per committed token, from the chance that each drafter's *first*
+    proposal is accepted at K verified prefixes in a row (Theorem 3); replayed only.
     `estimator`: `indicator` (what would have been accepted) or `soft` (1 - TV at temperature 1 in Theorem 3).
     `evaluate`: `always`; `every` m-th round (`every`); `skip`: every round until the largest weight exceeds 0.9
     (at least 8 rounds), then every m-th, and again while the recent acceptance length is 20 % below its mean
@@ -44,13 +46,19 @@ class HedgeParams(Parameters):
     """
 
     learner: Literal["normal_hedge", "hedge"] = "normal_hedge"
-    loss: Literal["length", "token", "hybrid"] = "length"
+    loss: Literal["length", "token", "hybrid", "prefill"] = "length"
     estimator: Literal["indicator", "soft"] = "indicator"
     evaluate: Literal["always", "every", "skip"] = "always"
     every: int = Field(default=4, ge=2)
     mix: float = Field(default=0.5, ge=0.0, le=1.0)
     carry: bool = False
     share: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+    @model_validator(mode="after")
+    def _prefill_reads_every_token(self):
+        if self.loss == "prefill" and self.evaluate != "always":
+            raise ValueError("loss: prefill reads every committed token, so evaluate: always")
+        return self
 
     @model_validator(mode="after")
     def _share_needs_hedge(self):
@@ -75,13 +83,23 @@ class HedgeSpec(Selector):
 
     @property
     def reads_gamma(self) -> bool:
-        """Soft estimators do."""
+        """Soft estimators do, but prefill losses are computed where the tokens are."""
+        return self.params.estimator == "soft" and not self.reads_prefill
+
+    @property
+    def soft(self) -> bool:
+        """Whether acceptance is a probability and no indicator."""
         return self.params.estimator == "soft"
 
     @property
     def reads_first(self) -> bool:
         """Token losses do."""
-        return self.params.loss != "length"
+        return self.params.loss in ("token", "hybrid")
+
+    @property
+    def reads_prefill(self) -> bool:
+        """If configured."""
+        return self.params.loss == "prefill"
 
     @property
     def carries(self) -> bool:
@@ -183,7 +201,7 @@ class HedgeSpec(Selector):
 
     def _length_loss(self, completed: Completed) -> Floats:
         """Length losses [m, N]: as delivered, or by Theorem 3 from acceptance probabilities."""
-        if self.params.estimator == "indicator":
+        if self.params.estimator == "indicator" or self.reads_prefill:
             return completed.loss
         survival = np.cumprod(self._needed(completed.gamma), axis=2)
         return 1.0 - (1.0 + survival.sum(axis=2)) / (survival.shape[2] + 1)
