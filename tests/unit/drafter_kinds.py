@@ -48,7 +48,7 @@ def independent(target, name: str = "independent", vocabulary=None, n_layers: in
     state = causal_model(target.hf_config.model_type, 0).state_dict()
     weights = SharedWeights(state, target.embedding, target.head_weight[vocabulary])
     lm = FastTarget(_named(config, target), weights, [])
-    return FastLanguageModelDrafter(name, lm, k, vocabulary, list(state.values()))
+    return FastLanguageModelDrafter(name, lm, k, vocabulary, "embedding")
 
 
 def _named(config: SimpleNamespace, target) -> SimpleNamespace:
@@ -63,13 +63,13 @@ def published(target, name: str = "published", k: int = K, **changes):
     """Another causal language model, through transformers."""
     model = causal_model("mistral", 1, **changes)
     lm = TransformersTarget(model, [])
-    return LanguageModelDrafter(name, lm, k, torch.arange(VOCABULARY - 7), lm.weights())
+    return LanguageModelDrafter(name, lm, k, torch.arange(VOCABULARY - 7))
 
 
 def early_exit(target, name: str = "early_exit", k: int = K):
     """The target without its last layer."""
     lm = target.first_layers(len(target.layers) - 1)
-    return FastLanguageModelDrafter(name, lm, k, torch.arange(VOCABULARY), [])
+    return FastLanguageModelDrafter(name, lm, k, torch.arange(VOCABULARY), "everything")
 
 
 def make(kind: str, target) -> Drafter:

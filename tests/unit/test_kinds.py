@@ -279,7 +279,7 @@ def test_texts_are_those_of_transformers_assisted_generation_and_prompt_lookup(t
     target, reference = load(targets.llama, TAPS), reference_of(targets.llama)
     small = causal_model("llama", 5, num_hidden_layers=1)
     small.save_pretrained(tmp_path / "small")
-    drafter = LanguageModelDrafter("small", load(tmp_path / "small", []), K, torch.arange(VOCABULARY), [])
+    drafter = LanguageModelDrafter("small", load(tmp_path / "small", []), K, torch.arange(VOCABULARY))
     options = {"do_sample": False, "max_new_tokens": LIMIT, "pad_token_id": 0, "eos_token_id": [2]}
     drafted = 0
     for seed in range(16):

@@ -129,6 +129,11 @@ class Decode(Strict):
     dtypes: list[Literal["float32", "bfloat16"]] | Literal["auto"] = Field(
         "auto", description="`auto`: float32, and bfloat16 too where the processor multiplies it natively."
     )
+    offload: Literal["none", "cpu"] = Field(
+        "none",
+        description="`cpu`: with a GPU, weights of drafters wait in main memory and only those of the active one are "
+        "on the GPU; moving them is charged to the switch, and full information moves them all in every round.",
+    )
     warmup_prompts: int = Field(1, description="Untimed prompts at the start.", ge=0)
 
     @field_validator("streams")

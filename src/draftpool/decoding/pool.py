@@ -10,6 +10,7 @@ import torch
 from draftpool.data.streams import StreamItem, build_stream
 from draftpool.drafters.base import Drafter
 from draftpool.drafters.load import load_drafter
+from draftpool.drafters.offload import offloaded
 from draftpool.errors import DraftpoolError
 from draftpool.targets.base import TargetModel
 from draftpool.targets.load import end_ids, load_target, load_tokenizer, prompt_ids, resolve_device
@@ -75,4 +76,6 @@ def load_workbench(cfg: dict, target: Path, drafters: dict[str, Path], dtype: to
     model = load_target(target, cfg["taps"], resolve_device(cfg["device"]), dtype, cfg["backend"])
     tokenizer = load_tokenizer(target)
     loaded = {name: load_drafter(name, folder, model) for name, folder in drafters.items()}
+    if cfg.get("offload") == "cpu" and model.device.type != "cpu":
+        loaded = offloaded(loaded, model.device)
     return Workbench(model, tokenizer, end_ids(tokenizer, model.hf_config), loaded)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftpool.drafters.base import Choose, Draft, Drafter, most_likely
+from draftpool.drafters.offload import OffloadedDrafter
 from draftpool.targets.base import TargetModel
 from draftpool.targets.load import synchronise
 
@@ -108,6 +109,8 @@ class Sequence:
     def catch_up(self, arm: str) -> None:
         """Let a drafter read what was committed while it sat idle."""
         drafter, read, end = self.arms[arm], self.read[arm], self.anchor_place
+        if isinstance(drafter, OffloadedDrafter) and self.fits[arm]:
+            drafter.activate()
         if drafter is None or not self.fits[arm] or read == end:
             return
         unread = self.unread(read)

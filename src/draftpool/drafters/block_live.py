@@ -41,6 +41,13 @@ def pack(module: torch.nn.Module) -> None:
             child.forward = FrozenLinear(child.weight, child.bias)
 
 
+def move_weights(module: torch.nn.Module, device: torch.device) -> None:
+    """Move a drafter's own parameters; buffers, which the target shares, stay. Linear layers are packed anew."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(device)
+    pack(module)
+
+
 class LiveBlocks:
     """Context and blocks of one sequence: preallocated keys and values, rolled forward by length.
 
@@ -157,6 +164,11 @@ class BlockDrafter(LiveBlocks):
         log_q = model.logits(hidden[0]).float().log_softmax(dim=-1)
         ids = model.vocabulary[log_q.argmax(dim=-1)]
         return Everywhere(ids, torch.full((len(ids),), self.k, device=device), log_q, model.vocabulary)
+
+    def move(self, device: torch.device) -> None:
+        """Put the weights on another device (:mod:`draftpool.drafters.offload`)."""
+        move_weights(self.model, device)
+        self.head.move(device)
 
     def weights(self) -> list[Tensor]:
         """Own weights, and the copied rows of the target's head."""

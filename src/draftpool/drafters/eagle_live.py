@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftpool.drafters.base import Choose, Draft, Everywhere, most_likely, register_drafter
 from draftpool.drafters.block import context_bias
-from draftpool.drafters.block_live import pack
+from draftpool.drafters.block_live import move_weights, pack
 from draftpool.drafters.drafter_folder import check_fits, load_weights, read_drafter, target_shape
 from draftpool.drafters.eagle import EagleModel
 from draftpool.drafters.eagle_config import EagleConfig
@@ -139,6 +139,11 @@ class EagleDrafter:
         config, size = self.model.config, self.model.embedding.element_size()
         kept = 0 if self.feature is None else self.feature.numel() * size
         return 2 * config.kv_heads * config.head_dim * size * self.length + kept
+
+    def move(self, device: torch.device) -> None:
+        """Put the weights on another device (:mod:`draftpool.drafters.offload`)."""
+        move_weights(self.model, device)
+        self.head.move(device)
 
     def weights(self) -> list[Tensor]:
         """Own weights, and the copied rows of the target's head."""

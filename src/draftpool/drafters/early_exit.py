@@ -54,5 +54,5 @@ class EarlyExitDrafter:
             )
         vocabulary = torch.arange(target.head_weight.shape[0], device=target.device)
         return FastLanguageModelDrafter(
-            name, target.first_layers(config.n_layers), config.draft_tokens, vocabulary, []
+            name, target.first_layers(config.n_layers), config.draft_tokens, vocabulary, "everything"
         )

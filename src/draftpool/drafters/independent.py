@@ -79,8 +79,7 @@ def load_distilled(name: str, folder: Path, target: TargetModel) -> LanguageMode
         lm = FastTarget(SimpleNamespace(**config.lm), weights, [])
     except KeyError as error:
         raise damaged(f"no tensor {error}", folder) from error
-    own = [weights[key] for key in weights]
-    return FastLanguageModelDrafter(name, lm, config.draft_tokens, vocabulary, [*own, head])
+    return FastLanguageModelDrafter(name, lm, config.draft_tokens, vocabulary, "embedding")
 
 
 def load_published(name: str, folder: Path, target: TargetModel) -> LanguageModelDrafter:
@@ -97,7 +96,7 @@ def load_published(name: str, folder: Path, target: TargetModel) -> LanguageMode
     lm = load_target(folder / MODEL, [], target.device, target.dtype)
     vocabulary = torch.arange(config.common_vocabulary, device=target.device)
     kind = FastLanguageModelDrafter if lm.supports_batches else LanguageModelDrafter
-    return kind(name, lm, config.draft_tokens, vocabulary, lm.weights())
+    return kind(name, lm, config.draft_tokens, vocabulary)
 
 
 @register_drafter("independent")

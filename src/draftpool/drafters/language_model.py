@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -21,13 +23,20 @@ class LanguageModelDrafter:
         lm: The model; column c of its logits stands for token ``vocabulary[c]``.
         k: Tokens of a draft.
         vocabulary: Token ids it may propose [draft vocabulary]; further columns of its logits are not used.
-        own: Its own weights; what it shares with the target is left out.
+        shares: What it shares with the target: `nothing`, its `embedding`, or `everything`.
     """
 
     modelled = True
 
-    def __init__(self, name: str, lm: TargetModel, k: int, vocabulary: Tensor, own: list[Tensor]):
-        self.name, self.lm, self.k, self.vocabulary, self.own = name, lm, k, vocabulary, own
+    def __init__(
+        self,
+        name: str,
+        lm: TargetModel,
+        k: int,
+        vocabulary: Tensor,
+        shares: Literal["nothing", "embedding", "everything"] = "nothing",
+    ):
+        self.name, self.lm, self.k, self.vocabulary, self.shares = name, lm, k, vocabulary, shares
         self.cache, self.room, self.length = None, 0, 0
         # Tokens in the cache behind `length`: the last anchor and what was drafted from it.
         self.ahead: list[int] = []
@@ -101,11 +110,16 @@ class LanguageModelDrafter:
 
     def weights(self) -> list[Tensor]:
         """Own weights."""
-        return self.own
+        shared = {"nothing": 0, "embedding": 1}.get(self.shares)
+        return [] if shared is None else self.lm.weights()[shared:]
 
 
 class FastLanguageModelDrafter(LanguageModelDrafter):
     """The same on the fast path, which drafts at many anchors of a text together."""
+
+    def move(self, device: torch.device) -> None:
+        """Put the weights on another device (:mod:`draftpool.drafters.offload`)."""
+        self.lm.move(device, embedding=self.shares == "nothing")
 
     @torch.inference_mode()
     def everywhere(self, prompt: list[int], answer: list[int], taps: Tensor) -> Everywhere:

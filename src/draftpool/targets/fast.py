@@ -108,8 +108,22 @@ class FastTarget:
         """Memory of the keys and values of a sequence in bytes."""
         return 2 * len(self.layers) * self.kv_heads * self.head_dim * self.embedding.element_size() * n_tokens
 
+    def move(self, device: torch.device, embedding: bool) -> None:
+        """Put layers and head on another device, and the embedding if nobody else reads it."""
+        if embedding:
+            self.embedding = self.embedding.to(device)
+        self.head_weight = self.head_weight.to(device)
+        for layer in self.layers:
+            for part in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                part.move(device)
+            for name in ("input_norm", "post_norm", "q_norm", "k_norm"):
+                value = getattr(layer, name)
+                setattr(layer, name, None if value is None else value.to(device))
+        self.head.move(device)
+        self.norm = self.norm.to(device)
+
     def weights(self) -> list[Tensor]:
-        """All its weights, those of the linear layers as they are multiplied."""
+        """All its weights, the embedding first, those of the linear layers as they are multiplied."""
         linear = [
             part for layer in self.layers for part in (layer.qkv, layer.output, layer.gate_up, layer.down)
         ]

@@ -37,6 +37,12 @@ class FrozenLinear:
         weight = weight.detach().contiguous()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 8) if self.packed else weight
 
+    def move(self, device: torch.device) -> None:
+        """Put the weights on another device; packed ones, which only a CPU reads, stay."""
+        if not self.packed:
+            self.weight = self.weight.to(device)
+            self.bias = None if self.bias is None else self.bias.to(device)
+
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         if self.packed:
