@@ -334,6 +334,9 @@ def replayed(folder: Path, cfg: dict) -> Path:
         "evaluate": 0.006,
         "evaluate_catch_up": line,
         "alone": [],
+        "ahead": [],
+        "positions": dict.fromkeys(pool),
+        "drafted": dict.fromkeys(pool, 3.0),
         "select": {"bandit": 0.0001, "full": 0.0002},
         "memory": dict.fromkeys(pool, {"weights": 1000, "state": 16.0}),
     }

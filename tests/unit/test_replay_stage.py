@@ -26,6 +26,9 @@ COSTS = {
     "evaluate": 0.35,
     "evaluate_catch_up": {"fixed": 0.02, "per_token": 0.003},
     "alone": [],
+    "ahead": [],
+    "positions": dict.fromkeys(POOL),
+    "drafted": dict.fromkeys(POOL, 3.0),
     "select": {"bandit": 0.004, "full": 0.005},
     "memory": {name: {"weights": 100, "state": 2.0} for name in POOL},
 }

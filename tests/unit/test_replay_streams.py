@@ -70,6 +70,9 @@ def _costs(folder: Path) -> Path:
         "evaluate": 0.4,
         "evaluate_catch_up": line,
         "alone": [],
+        "ahead": [],
+        "positions": dict.fromkeys(POOL),
+        "drafted": dict.fromkeys(POOL, 3.0),
         "select": {"bandit": 0.01, "full": 0.02},
     }
     write_json(folder / "costs.json", costs)

@@ -170,16 +170,25 @@ def prediction(
 
 
 def named_queries(queries: pd.DataFrame, pool: list[str], generalist: str) -> pd.DataFrame:
-    """Rows of :func:`per_query`, with the generalist and the stream's best fixed drafter under these names too."""
+    """Rows of :func:`per_query`, with the generalist and the best fixed drafters under names of their own too.
+
+    `best_fixed_stream` needs the fewest rounds on the whole stream, `best_fixed_domain` on each of its domains
+    (MetaSD's best specialist of a task), `fastest_fixed_stream` the fewest modelled seconds on the stream.
+    """
     fixed = queries[queries["selector"].isin([FIXED + name for name in pool])]
-    totals = fixed.groupby(["stream", "selector"], observed=True)["rounds"].sum()
-    best = {stream: rows.idxmin()[1] for stream, rows in totals.groupby("stream")}
-    chosen = queries["selector"] == queries["stream"].map(best)
+
+    def best(over: list[str], measure: str) -> pd.DataFrame:
+        totals = fixed.groupby([*over, "selector"], observed=True)[measure].sum().reset_index()
+        chosen = totals.loc[totals.groupby(over, observed=True)[measure].idxmin(), [*over, "selector"]]
+        return queries.merge(chosen, on=[*over, "selector"])
+
     return pd.concat(
         [
             queries,
             queries[queries["selector"] == FIXED + generalist].assign(selector="generalist"),
-            queries[chosen].assign(selector="best_fixed_stream"),
+            best(["stream"], "rounds").assign(selector="best_fixed_stream"),
+            best(["stream", "domain"], "rounds").assign(selector="best_fixed_domain"),
+            best(["stream"], "seconds").assign(selector="fastest_fixed_stream"),
         ],
         ignore_index=True,
     )

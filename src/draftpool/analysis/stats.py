@@ -103,7 +103,7 @@ def compute_stats(
     if len(sequences):
         tables |= _decoded(cfg, steps, sequences, by_turn, along, exact, timed, resampling)
     own = by_turn[by_turn["stream"].map(cfg["stream_pools"]) == MAIN] if len(by_turn) else by_turn
-    tables["headroom"] = _headroom(cfg, everything, own, resampling)
+    tables["headroom"] = _headroom(cfg, along, own, resampling)
     tables["tau_sets"], sets = _outside(cfg, everything, drafters, resampling)
     tables["tau_prompts"] = pd.concat([tables["tau_prompts"], sets])
     if replays:
@@ -120,7 +120,9 @@ def compute_stats(
             if len(frame):
                 frame.to_csv(folder / f"{name}.csv", index=False)
         write_json(folder / "summary.json", summary)
-        described = {key: cfg[key] for key in ("study", "domains", "pool", "pools", "generalist")}
+        described = {
+            key: cfg[key] for key in ("study", "domains", "pool", "pools", "stream_pools", "generalist")
+        }
         described |= {"confidence": resampling.confidence, "exact_dtype": exact, "timed_dtype": timed}
         described |= {"costs_dtype": cfg["costs_dtype"]}
         write_json(folder / "meta.json", described)
@@ -258,7 +260,6 @@ def _decoded(
         by_turn, steps, sequences = (
             frame[frame["stream"].isin(main)] for frame in (by_turn, steps, sequences)
         )
-        table = table[table["stream"].isin(["", HELD_OUT])]
         counted, seconds = sequences[sequences["dtype"] == exact], sequences[sequences["dtype"] == timed]
         turns = by_turn[by_turn["dtype"] == exact]
         switched = _switched(turns, table[table["drafter"].isin(cfg["pool"])])
@@ -284,7 +285,7 @@ def _switched(sequences: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     frames = []
     for stream, group in sequences.groupby("stream", observed=True):
         lengths = group.drop_duplicates(["prompt_id", "repeat"])[["prompt_id", "repeat", "n_tokens"]]
-        cut = truncate(table, lengths)
+        cut = truncate(without_unused(table[table["stream"].isin(["", stream])]), lengths)
         if len(cut):
             # A session's best sequence is that of its turns, one after the other.
             rounds = (
@@ -327,7 +328,8 @@ def _headroom(
         return pd.DataFrame()
     pool = table[table["drafter"].isin({*cfg["pool"], cfg["generalist"]})].copy()
     pool["drafter"] = pool["drafter"].cat.remove_unused_categories()
-    streams = {HELD_OUT: set(pool.loc[pool["domain"].isin(cfg["domains"]), "prompt_id"])}
+    told = pool["domain"].isin(cfg["domains"]) & pool["stream"].isin(["", HELD_OUT])
+    streams = {HELD_OUT: set(pool.loc[told, "prompt_id"])}
     if len(sequences):
         # A session is one query, which its turns are not: its stream's headroom comes from replay.
         alone = with_sessions(sequences)
@@ -337,7 +339,8 @@ def _headroom(
         }
     frames = []
     for stream, prompts in streams.items():
-        own = without_unused(pool[pool["prompt_id"].isin(prompts)])
+        # A drafter that remembers its stream has rows of every stream.
+        own = without_unused(pool[pool["prompt_id"].isin(prompts) & pool["stream"].isin(["", stream])])
         if len(own):
             frames.append(headroom(own, cfg["generalist"], stream, resampling))
     return pd.concat(frames, ignore_index=True)

@@ -40,6 +40,12 @@ def stream_of_pool(pool: str) -> str:
     return HELD_OUT if pool == MAIN else f"{HELD_OUT}@{pool}"
 
 
+def of_main_pool(frame: pd.DataFrame, meta: dict) -> pd.DataFrame:
+    """Rows of streams that the main pool plays; those of further pools have another generalist."""
+    others = {name for name, pool in meta["stream_pools"].items() if pool != MAIN}
+    return frame[~frame["stream"].str.contains("@") & ~frame["stream"].isin(others)]
+
+
 def main_stream(frame: pd.DataFrame) -> str:
     """Stream that headline figures show: ``mixed`` where there is one, else the first by name."""
     streams = sorted(name for name in frame["stream"].unique() if "@" not in name)

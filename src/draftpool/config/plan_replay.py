@@ -126,13 +126,14 @@ def streams_of(plan: Plan, pool: PoolPlan) -> dict[str, dict]:
     if pool.streams is None:
         return {name: told for name, told in streams.items() if _played_by(plan, name) in (None, pool.name)}
     for name in pool.streams:
-        if name not in streams:
+        # A live stream may have no exact replay (sampled prompts, `rejection`): it is decoded only.
+        if name not in streams and name not in plan.study.decode.streams:
             raise DraftpoolError(
                 f"unknown stream `{name}`",
                 f"config key `pools.{pool.name}.streams`",
                 f"known: {', '.join(streams)}",
             )
-    return {name: streams[name] for name in pool.streams}
+    return {name: streams[name] for name in pool.streams if name in streams}
 
 
 def _played_by(plan: Plan, stream: str) -> str | None:

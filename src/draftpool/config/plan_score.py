@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from draftpool.config.ids import make_id
 from draftpool.config.plan_prompts import temperature_of, top_p_of
 from draftpool.config.plan_replay import streams_of
-from draftpool.config.recipes import SuffixRecipe
+from draftpool.config.recipes import OtherRecipe, SuffixRecipe
 from draftpool.data.streams import HELD_OUT
 
 if TYPE_CHECKING:
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 def _learns(plan: Plan, name: str) -> bool:
     """Whether a drafter's drafts depend on the stream before the prompt."""
     recipe = plan.runs[name].recipe
-    return isinstance(recipe, SuffixRecipe) and recipe.store == "stream"
+    if isinstance(recipe, SuffixRecipe):
+        return recipe.store == "stream"
+    return isinstance(recipe, OtherRecipe) and recipe.learns
 
 
 def _scored_on(plan: Plan, name: str, played: dict[str, list[str]]) -> list[str] | None:
@@ -40,12 +42,21 @@ def score_artefact(plan: Plan, make: type[Artefact]) -> Artefact:
     # Domains and prompt sets that further pools play, and streams that drafters remember.
     played: dict[str, list[str]] = {}
     streams = {}
+    if learning:
+        # What statistics read, with or without replay.
+        everything = {
+            "domains": plan.trained_domains,
+            "prompts_per_domain": None,
+            "order": "blocks",
+            "seed": 0,
+        }
+        streams[HELD_OUT] = everything | {"limit": None}
     if study.replay is not None:
         for pool in plan.pools.values():
             for stream, told in streams_of(plan, pool).items():
                 for name in told["domains"]:
                     played.setdefault(name, []).extend(pool.drafters)
-                if stream == HELD_OUT or any(name in learning for name in pool.drafters):
+                if any(name in learning for name in pool.drafters):
                     streams[stream] = {key: value for key, value in told.items() if key != "seeds"}
     cfg = {
         "answers": [
@@ -64,7 +75,7 @@ def score_artefact(plan: Plan, make: type[Artefact]) -> Artefact:
             drafter | ({"learns": True} if drafter["name"] in learning else {})
             for drafter in plan.named_drafters(plan.runs)
         ],
-        "streams": streams if learning else {},
+        "streams": streams,
         "taps": study.target.taps,
         "backend": study.target.backend,
         "device": study.device,

@@ -227,6 +227,10 @@ class OtherRecipe(_Untrained):
     kind: str = Field(description="Name that the class is registered under.")
     draft_tokens: int = Field(3, description="Longest draft.", ge=1)
     options: dict[str, Any] = Field(default={}, description="Stands in the drafter's `config.json`.")
+    learns: bool = Field(
+        False,
+        description="It remembers the stream (`memory`, `remember`), so that it is scored along every stream.",
+    )
 
     @field_validator("kind")
     @classmethod

@@ -27,6 +27,9 @@ class CostModel:
         evaluate: All drafters at one anchor.
         evaluate_catch_up: float[2], the same for drafters that are evaluated together.
         alone: bool[N], arms that an evaluation reads and drafts with one by one.
+        ahead: bool[N], arms that keep what they read while drafting, if it came true.
+        drafted: float[N], mean tokens of a draft.
+        positions: int[N], longest sequence that each arm can draft to its end.
         select: Seconds of selection per round, by what a selector needs (`bandit`, `full`).
     """
 
@@ -38,12 +41,20 @@ class CostModel:
     evaluate: float
     evaluate_catch_up: Floats
     alone: Bools
+    ahead: Bools
+    drafted: Floats
+    positions: Ints
     select: Mapping[str, float]
 
     @property
     def rounds(self) -> Floats:
-        """Seconds of a plain round with each arm [N]: draft and verify, with a catch-up of one mean commitment."""
-        return self.verify + self.draft + self.catch_up @ np.array([1.0, 2.0])
+        """Seconds of a plain round with each arm [N]: draft, verify a draft of mean length, and catch up with one mean
+        commitment (which drafters that read ahead know already).
+        """
+        measured = np.flatnonzero(np.isfinite(self.widths))
+        verify = np.interp(self.drafted + 1, measured, self.widths[measured])
+        reading = self.catch_up @ np.array([1.0, 2.0])
+        return verify + self.draft + np.where(self.ahead, 0.0, reading)
 
 
 def load_costs(folder: Path, arms: tuple[str, ...], k: Ints) -> CostModel:
@@ -75,5 +86,13 @@ def load_costs(folder: Path, arms: tuple[str, ...], k: Ints) -> CostModel:
         float(raw["evaluate"]),
         np.array([both["fixed"], both["per_token"]]),
         np.array([arm in raw["alone"] for arm in arms]),
+        np.array([arm in raw["ahead"] for arm in arms]),
+        np.array([0.0 if arm == PLAIN else raw["drafted"][arm] for arm in arms]),
+        np.array([_bound(raw["positions"], arm) for arm in arms]),
         raw["select"],
     )
+
+
+def _bound(positions: Mapping[str, int | None], arm: str) -> int:
+    longest = None if arm == PLAIN else positions[arm]
+    return np.iinfo(np.int64).max if longest is None else longest

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from draftpool.artefacts import atomic_dir, read_table, write_json, write_provenance
 from draftpool.decoding.clock import interleave
 from draftpool.decoding.evaluation import PoolEvaluation
 from draftpool.decoding.pool import named_folders
 from draftpool.decoding.sequence import Sampling, Sequence, prefill
+from draftpool.drafters.base import Drafter
 from draftpool.drafters.block_live import LiveBlocks
-from draftpool.drafters.load import load_drafter
+from draftpool.drafters.load import draft_everywhere, load_drafter
 from draftpool.errors import DraftpoolError
 from draftpool.progress import bar
 from draftpool.selectors.base import Completed, Context, Feedback, FirstSlots, make_selector
@@ -27,6 +29,8 @@ from draftpool.targets.load import load_target, resolve_device
 FEW, MANY = 2, 64
 # Rounds that selection is timed over.
 ROUNDS = 40
+# Tokens of a sequence that no model has positions for.
+NO_BOUND = 2**24
 # Whose selection time stands for learners from the arm played and from all arms.
 SELECTION = {"bandit": {"kind": "metasd_ucb"}, "full": {"kind": "hedgespec"}}
 
@@ -76,6 +80,26 @@ def selection_seconds(cfg: dict, arms: list[str], lengths: np.ndarray, repeats: 
     return statistics.median(times)
 
 
+def longest_fit(drafter: Drafter) -> int | None:
+    """Longest sequence that a drafter can draft to its end; None if there is no bound."""
+    if drafter.fits(NO_BOUND):
+        return None
+    low, high = 0, NO_BOUND
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if drafter.fits(middle) else (low, middle)
+    return low
+
+
+def mean_drafted(drafter: Drafter, prompt: list[int], answer: list[int], taps: Tensor) -> float:
+    """Tokens that a drafter proposes at an anchor of one answer, on average."""
+    if drafter.modelled:
+        return float(drafter.k)
+    drafter.reset(len(prompt) + len(answer))
+    made = draft_everywhere(drafter, prompt, answer, taps)
+    return float(made.drafted.double().mean())
+
+
 @torch.inference_mode()
 def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list[Path], out: Path) -> None:
     """Write `costs.json`: seconds per part of a round, medians of interleaved repeats, and `spread` (quartiles).
@@ -89,8 +113,10 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
             `draft` a drafter; `catch_up` a drafter to a line (`fixed` + `per_token`); `evaluate` is all drafters at
             one anchor without their catch-up, `evaluate_catch_up` theirs; `select` is the time of selecting and
             learning in a round, for `bandit` and for `full` information; `alone` lists drafters that are evaluated one
-            by one, each with its own catch-up; `memory` holds the bytes of every drafter: `weights` of its own (what it
-            shares with the target left out) and `state` per token of the sequence.
+            by one, each with its own catch-up; `ahead` those that keep what they read while drafting; `positions` is
+            the longest sequence that each can draft to its end (null: any), `drafted` the mean length of its drafts;
+            `memory` holds the bytes of every drafter: `weights` of its own (what it shares with the target left out)
+            and `state` per token of the sequence.
 
     Raises:
         DraftpoolError: If a drafter does not fit, or no answer is long enough.
@@ -175,6 +201,9 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
         "draft": {name: median[f"draft {name}"] for name in pool},
         "evaluate": median["evaluate"],
         "alone": evaluation.alone,
+        "ahead": [name for name, drafter in pool.items() if getattr(drafter, "reads_ahead", False)],
+        "positions": {name: longest_fit(drafter) for name, drafter in pool.items()},
+        "drafted": {name: mean_drafted(drafter, prompt, answer, taps) for name, drafter in pool.items()},
         "evaluate_catch_up": lines.pop("evaluate", None),
         "catch_up": lines,
         "memory": memory,

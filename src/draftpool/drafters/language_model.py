@@ -27,6 +27,8 @@ class LanguageModelDrafter:
     """
 
     modelled = True
+    #: What it read while drafting and came true need not be read again (`profile_costs` tells the price of rounds).
+    reads_ahead = True
 
     def __init__(
         self,

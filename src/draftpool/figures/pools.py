@@ -22,13 +22,15 @@ def draw(stats: Path, out: Path) -> None:
     chosen = {
         pool["name"]: _chosen(board[board["stream"] == stream_of_pool(pool["name"])])
         for pool in meta["pools"]
+        if (board["stream"] == stream_of_pool(pool["name"])).any()
     }
     longest = max(map(len, chosen.values()))
     lines = -(-len(chosen) // 2)
     figure, axes = style.panels(lines, 2, 1.2 + lines * (0.5 + 0.17 * longest))
     for panel in axes.flat[len(chosen) :]:
         panel.set_visible(False)
-    for panel, pool in zip(axes.flat, meta["pools"], strict=False):
+    shown = [pool for pool in meta["pools"] if pool["name"] in chosen]
+    for panel, pool in zip(axes.flat, shown, strict=False):
         _panel(panel, chosen[pool["name"]], pool, gap)
     note = (
         "Exact replay on all held-out answers, priced by measured costs; selector seeds averaged within a prompt. "

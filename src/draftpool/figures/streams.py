@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 
-from draftpool.analysis.tidy import read_meta, read_tidy
+from draftpool.analysis.tidy import of_main_pool, read_meta, read_tidy
 from draftpool.data.streams import HELD_OUT
 from draftpool.figures import style
 
@@ -17,7 +17,7 @@ def draw(stats: Path, out: Path) -> None:
     """Draw the relative difference in rounds of every selector on every stream; reads streams and meta."""
     meta, rows = read_meta(stats), read_tidy(stats, "streams")
     # Further pools have a generalist of their own and a figure of their own.
-    rows = rows[~rows["selector"].str.startswith("fixed:") & ~rows["stream"].str.contains("@")]
+    rows = of_main_pool(rows[~rows["selector"].str.startswith("fixed:")], meta)
     grid = 100 * rows.pivot(index="selector", columns="stream", values="value")
     first = [name for name in (HELD_OUT, "mixed") if name in grid]
     grid = grid[first + [name for name in grid if name not in first]].sort_values(first[0])

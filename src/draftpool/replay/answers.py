@@ -6,7 +6,7 @@ A session is one answer here: its turns' anchors one after the other, and no dra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,7 +30,7 @@ class Answers:
         tokens: int[A].
         turn: int[A * L], turn of the anchor in its session; 0 outside sessions.
         left: int[A * L], tokens from the anchor to the end of its turn; 0 behind the end.
-        available: bool[A, N], arms with enough positions for the answer (for all turns of a session).
+        available: bool[A * L, N], arms with enough positions for the answer (the turn); others draft nothing.
         drafted: int[A * L, N], tokens proposed; fewer than k where a model-free drafter has less to say.
         accepted: int[A * L, N], accepted draft tokens after trimming; 0 behind the end.
         committed: int[A * L, N], min(accepted + 1, left).
@@ -72,13 +72,35 @@ class Answers:
         """Length losses float[A * L, N]: 1 - (accepted + 1) / (K + 1)."""
         return 1.0 - (self.accepted + 1) / (self.k_pool + 1)
 
+    def without(self, unfit: Bools) -> Answers:
+        """The same where arms have too few positions at some cells, bool[A * L, N]: there they draft nothing."""
+        if not unfit.any():
+            return self
+        accepted, drafted = np.where(unfit, 0, self.accepted), np.where(unfit, 0, self.drafted)
+        return replace(
+            self,
+            available=self.available & ~unfit,
+            drafted=drafted,
+            accepted=accepted,
+            committed=np.minimum(accepted + 1, self.left[:, None]),
+            reward_bd=np.where(unfit, np.nan, self.reward_bd),
+            reward_bd_full=np.where(unfit, np.nan, self.reward_bd_full),
+            need=np.minimum(accepted + 1, drafted).max(axis=1),
+            gamma=np.where(unfit[:, :, None], np.float32(0.0), self.gamma),
+        )
+
     def committed_by_left(self) -> Ints:
         """Tokens committed by every arm, indexed by tokens left, int[A, N, L + 1], as the oracles read them.
 
         Cells beyond an answer's length hold 1 and are never reached.
         """
-        made = np.ones((len(self.tokens), len(self.arms), self.length + 1), dtype=np.int64)
-        by_position = self.committed.reshape(len(self.tokens), self.length, len(self.arms))
+        return self.by_left(self.committed, 1)
+
+    def by_left(self, values: np.ndarray, beyond: float) -> np.ndarray:
+        """Values [A * L, N] indexed by tokens left, [A, N, L + 1]; ``beyond`` stands where an answer is shorter."""
+        shape = (len(self.tokens), len(self.arms), self.length + 1)
+        made = np.full(shape, beyond, dtype=values.dtype)
+        by_position = values.reshape(len(self.tokens), self.length, len(self.arms))
         for row, tokens in enumerate(self.tokens):
             made[row, :, tokens - np.arange(tokens)] = by_position[row, :tokens]
         return made
@@ -137,11 +159,11 @@ def lay_out(table: pd.DataFrame, arms: Sequence[str], limit: int | None = None) 
     accepted[cell, arm] = np.minimum(own["accepted"].to_numpy(), left)
     place_left, place_turn = (np.zeros(len(accepted), dtype=np.int64) for _ in range(2))
     drafted = np.broadcast_to(k, accepted.shape).copy()
-    available = np.ones((len(frame), len(arms)), dtype=bool)
+    available = np.ones(accepted.shape, dtype=bool)
     values = own["gamma"]
     if "drafted" in own:
         drafted[cell, arm] = own["drafted"].to_numpy()
-        np.logical_and.at(available, (row_of_turn[turn], arm), own["available"].to_numpy())
+        available[cell, arm] = own["available"].to_numpy()
         values = values if own["modelled"].all() else own["gamma_hard"]
     place_left[cell] = left
     place_turn[cell] = number[turn]

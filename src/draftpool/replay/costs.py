@@ -47,12 +47,14 @@ def price(
     read = np.zeros((episodes, len(costs.arms)))
     evaluated_to = np.zeros(episodes)
     total, evaluation, catch_up = np.zeros(episodes), np.zeros(episodes), np.zeros(episodes)
+    # Tokens behind an arm's last anchor that it read while drafting and that came true.
+    before, kept = np.full(episodes, -1), np.zeros(episodes)
     rounds = zip(played.arms, played.drafted, played.committed, played.evaluated, strict=True)
     for arms, drafted, committed, evaluated in rounds:
         active = arms >= 0
         arm = np.where(active, arms, 0)
-        unread = place - read[rows, arm]
-        alone = costs.catch_up[arm, 0] + costs.catch_up[arm, 1] * unread
+        unread = place - read[rows, arm] - np.where(arm == before, kept, 0.0)
+        alone = np.where(unread > 0, costs.catch_up[arm, 0] + costs.catch_up[arm, 1] * unread, 0.0)
         all_read = costs.evaluate_catch_up[0] + costs.evaluate_catch_up[1] * (place - evaluated_to)
         if costs.alone.any():
             lines = costs.catch_up[costs.alone]
@@ -70,6 +72,9 @@ def price(
         if costs.alone.any():
             told = active & evaluated
             read[np.ix_(told, costs.alone)] = place[told, None]
+        # The anchor and all drafted tokens but the last were read.
+        ahead = costs.ahead[arm] & ~evaluated
+        before, kept = np.where(ahead, arm, -1), np.minimum(committed, np.maximum(drafted, 0))
         chosen = active & ~evaluated
         read[rows[chosen], arm[chosen]] = place[chosen]
         position = position + np.where(active, committed, 0)
@@ -80,4 +85,5 @@ def price(
             new = now != turn
             place[new] = prompt_tokens[which[new], now[new]]
             read[new], evaluated_to[new], turn = 0.0, 0.0, now
+            before[new] = -1
     return Seconds(total, evaluation, catch_up)

@@ -127,9 +127,7 @@ def replay(
     full = selector.needs == "full"
     pending = _Pending(answers, episodes, selector.reads_gamma, selector.reads_gamma) if full else None
     prefill = PrefillLosses(answers, which, selector.soft) if selector.reads_prefill else None
-    available = answers.available[which]
-    # Where no arm has enough positions all are offered, and the text is written plainly.
-    available = available | ~available.any(axis=1, keepdims=True)
+    available, masked = np.ones((episodes, n_arms), dtype=np.bool_), not answers.available.all()
     nothing = np.zeros(episodes, dtype=np.bool_)
     tokens, base = answers.tokens[which], which * length
     accepted_flat, bd_flat = answers.accepted.ravel(), answers.reward_bd.ravel()
@@ -140,9 +138,13 @@ def replay(
     kept: list[tuple[Ints, Ints, Ints, Ints, Bools, Floats, Bools]] = []
     t = 0
     while active.any():
+        cell = base + np.minimum(position, tokens - 1)
+        if masked:
+            available = answers.available[cell]
+            # Where no arm has enough positions all are offered, and the text is written plainly.
+            available = available | ~available.any(axis=1, keepdims=True)
         arms, propensity = selector.select(t, available, uniforms.round(t))
         evaluated = selector.evaluates(t) & active if full else nothing
-        cell = base + np.minimum(position, tokens - 1)
         flat = cell * n_arms + arms
         accepted = accepted_flat[flat]
         # A finished episode has nothing left, so it commits nothing.

@@ -25,11 +25,11 @@ def best_switching_rounds(committed: Ints) -> Ints:
 
 
 def best_switching_cost(committed: Ints, costs: Floats, switch_cost: float = 0.0) -> Floats:
-    """Lowest cost over all sequences of drafters when a round of drafter i costs ``costs[i]``.
+    """Lowest cost over all sequences of drafters when a round of drafter i costs ``costs[i]``, or ``costs[p, i, l]``.
 
     Args:
         committed: [P, N, L + 1].
-        costs: Cost of a round of every drafter [N], for example modelled seconds.
+        costs: Cost of a round of every drafter [N], for example modelled seconds; or with l tokens left [P, N, L + 1].
         switch_cost: Added whenever a round's drafter is not that of the round before.
 
     Returns:
@@ -41,7 +41,8 @@ def best_switching_cost(committed: Ints, costs: Floats, switch_cost: float = 0.0
     best = np.zeros((answers, length))
     rows, columns = np.arange(answers)[:, None], np.arange(arms)
     for left in range(1, length):
-        after = costs + value[rows, left - committed[:, :, left], columns]
+        now = costs if costs.ndim == 1 else costs[:, :, left]
+        after = now + value[rows, left - committed[:, :, left], columns]
         best[:, left] = after.min(axis=1)
         value[:, left] = np.minimum(after, best[:, left, None] + switch_cost)
     return best

@@ -71,7 +71,26 @@ class Stream:
         place = {prompt: index for index, prompt in enumerate(prompts)}
         self.index = frame["prompt_id"].astype(str).map(place).to_numpy(dtype=np.int64)
         self.prompt_tokens = lengths.loc[frame["prompt_id"].astype(str)].fillna(0).to_numpy(dtype=np.int64)
+        self.limit = limit
         self._draws: dict[tuple[int, int], EpisodeDraws] = {}
+
+    def fit(self, positions: Ints) -> None:
+        """Take out arms that have too few positions for a turn at its full length, as live decoding does.
+
+        Args:
+            positions: int[N], longest sequence that each arm can draft to its end.
+        """
+        answers = self.answers
+        row = np.repeat(np.arange(len(answers.tokens)), answers.length)
+        prompt = self.prompt_tokens[row, answers.turn]
+        if self.limit is None:
+            # Streams of full answers are not decoded live: their own length stands for the limit.
+            longest = np.zeros(self.prompt_tokens.shape, dtype=np.int64)
+            np.maximum.at(longest, (row, answers.turn), answers.left + 1)
+            wanted = prompt + longest[row, answers.turn]
+        else:
+            wanted = prompt + self.limit
+        self.answers = answers.without((wanted[:, None] > positions) & (answers.left > 0)[:, None])
 
     @cached_property
     def best_arms(self) -> Bools:
@@ -155,7 +174,10 @@ def reward_moments(stream: Stream) -> pd.DataFrame:
     frames = []
     for row, tokens in enumerate(answers.tokens):
         cells = slice(row * answers.length, row * answers.length + tokens)
-        be, bd = answers.accepted[cells] / answers.k_pool, answers.reward_bd[cells]
+        be = answers.accepted[cells] / answers.k_pool
+        # Selectors count a round in which nothing was drafted as 0; plain decoding never drafts.
+        nothing = (answers.drafted[cells] == 0) & (answers.k > 0)
+        bd = np.where(nothing, 0.0, answers.reward_bd[cells])
         moments = {
             "be": be.mean(axis=0),
             "be_var": be.var(axis=0),
@@ -182,7 +204,9 @@ def oracles(stream: Stream, costs: CostModel) -> pd.DataFrame:
         switching_rounds=best_switching_rounds(committed)[rows],
         greedy_rounds=greedy,
         ensemble_seconds=greedy * (costs.draft.sum() + costs.verify.sum()),
-        switching_seconds=best_switching_cost(committed, costs.verify + costs.draft)[rows],
+        switching_seconds=best_switching_cost(
+            committed, answers.by_left(costs.widths[answers.drafted + 1] + costs.draft, 0.0)
+        )[rows],
     )
 
 
@@ -251,7 +275,9 @@ def replay_selectors(
                 seeds = options["seeds"] if most is None else min(most, options["seeds"])
                 if arms not in laid_out:
                     stream = Stream(name, prompts, own, arms, options["limit"], lengths)
-                    laid_out[arms] = stream, load_costs(costs, arms, stream.answers.k)
+                    model = load_costs(costs, arms, stream.answers.k)
+                    stream.fit(model.positions)
+                    laid_out[arms] = stream, model
                 stream, model = laid_out[arms]
                 if not stream.offers(make_selector(selector, arms)):
                     print(f"{method} is left out on {name}: not every draft was read there", flush=True)

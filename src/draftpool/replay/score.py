@@ -18,7 +18,7 @@ from draftpool.config.digest import code_digest
 from draftpool.config.ids import make_key
 from draftpool.decoding.pool import named_folders
 from draftpool.decoding.verification import overlap, target_choices
-from draftpool.drafters.base import Drafter, Everywhere
+from draftpool.drafters.base import Drafter, Everywhere, learns
 from draftpool.drafters.kinds import modules_of
 from draftpool.drafters.load import draft_everywhere, load_drafter
 from draftpool.errors import DraftpoolError
@@ -185,6 +185,12 @@ def score_pool(
     def drafter_of(name: str) -> Drafter:
         if name not in loaded:
             loaded[name] = load_drafter(name, folders[name], model)
+            if learns(loaded[name]) and not told[name].get("learns"):
+                raise DraftpoolError(
+                    "it remembers its stream, which its recipe does not say",
+                    f"config key `drafters.{name}`",
+                    "set `learns: true`",
+                )
         return loaded[name]
 
     tables = {

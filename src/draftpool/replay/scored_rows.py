@@ -28,15 +28,17 @@ def rows_of_draft(
         reward_bd_full, modelled, available, stream.
     """
     device, n, k = p.device, len(answer), made.ids.shape[1]
+    # Drafts along a stream were made beside no target.
+    proposed, lengths = made.ids.to(device), made.drafted.to(device)
     places = torch.arange(n - 1, device=device)
     # Index of the answer token that slot j of anchor t proposes: t + 1 + j; slots behind the end are left out.
     index = places[:, None] + 1 + torch.arange(k, device=device)
-    inside = (index < n) & (torch.arange(k, device=device) < made.drafted[:, None])
+    inside = (index < n) & (torch.arange(k, device=device) < lengths[:, None])
     ids = torch.tensor(answer, device=device)
-    agree = (made.ids == ids[index.clamp(max=n - 1)]) & inside
+    agree = (proposed == ids[index.clamp(max=n - 1)]) & inside
     matched = agree.long().cumprod(dim=1).sum(dim=1).tolist()
     hard = torch.zeros(index.shape, device=device)
-    hard[inside] = p[index[inside], made.ids[inside]]
+    hard[inside] = p[index[inside], proposed[inside]]
     gamma = hard
     if made.log_q is not None:
         gamma = torch.zeros(index.shape, device=device)

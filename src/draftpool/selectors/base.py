@@ -127,6 +127,8 @@ class Selector(ABC):
     needs: ClassVar[Literal["bandit", "full"]]
     #: Whether plain decoding is an arm beside the pool (kinds that weigh costs).
     plays_plain: ClassVar[bool] = False
+    #: Whether its one arm is played whatever is offered: a drafter with too few positions then drafts nothing.
+    ignores_availability: ClassVar[bool] = False
     Params: ClassVar[type[Parameters]] = Parameters
 
     def __init__(self, arms: Sequence[str], /, **parameters: Any) -> None:
@@ -224,7 +226,7 @@ class Selector(ABC):
                 self.where,
                 f"pass ({self.episodes}, {self.n_arms}) and ({self.episodes}, {self.n_arms + 1})",
             )
-        everything = bool(available.all())
+        everything = self.ignores_availability or bool(available.all())
         if not everything and not available.any(axis=1).all():
             episode = int(np.argmin(available.any(axis=1)))
             raise DraftpoolError(

@@ -24,6 +24,7 @@ from draftpool.selectors.base import (
 class _Constant(Selector):
     """Plays one arm throughout."""
 
+    ignores_availability: ClassVar[bool] = True
     needs: ClassVar[Literal["bandit", "full"]] = "bandit"
 
     def __init__(self, arms: Sequence[str], /, **parameters: Any) -> None:

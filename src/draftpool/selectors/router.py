@@ -14,6 +14,7 @@ from draftpool.selectors.base import Bools, Feedback, Floats, Ints, Parameters, 
 class Router(Selector):
     """The arm of the prompt's predicted domain, in every round (`replay/router.py` trains the classifier)."""
 
+    ignores_availability: ClassVar[bool] = True
     needs: ClassVar[Literal["bandit", "full"]] = "bandit"
 
     class Params(Parameters):

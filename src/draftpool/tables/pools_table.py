@@ -20,6 +20,8 @@ def write(stats: Path, out: Path) -> None:
         own = board[board["stream"] == stream]
         closed = gap[(gap["pool"] == pool["name"]) & (gap["stream"] == stream) & (gap["metric"] == "closed")]
         closed = closed.set_index("selector")
+        if own.empty:
+            continue
         total = own[(own["scope"] == "all") & (own["metric"] == "speedup")]
         for selector in total.sort_values("value", ascending=False)["selector"]:
             rows = own[own["selector"] == selector].set_index(["metric", "scope"])

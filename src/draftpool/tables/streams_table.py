@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from draftpool.analysis.tidy import read_meta, read_tidy
+from draftpool.analysis.tidy import of_main_pool, read_meta, read_tidy
 from draftpool.tables.common import note
 from draftpool.tables.writer import interval_text, write_all
 
@@ -14,7 +14,7 @@ from draftpool.tables.writer import interval_text, write_all
 def write(stats: Path, out: Path) -> None:
     """Write one row per selector, one column per stream; reads streams and meta."""
     meta, rows = read_meta(stats), read_tidy(stats, "streams")
-    rows = rows[~rows["stream"].str.contains("@")]
+    rows = of_main_pool(rows, meta)
     rows = rows.assign(**{name: 100 * rows[name] for name in ("value", "low", "high")})
     counts = rows.groupby("stream")["n"].first()
     table = []

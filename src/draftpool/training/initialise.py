@@ -135,6 +135,15 @@ def start_from_drafter(model: nn.Module, folder: Path, kind: str) -> None:
             str(folder),
             "give both the same `model` block",
         )
+    if "head" in state:
+        # A head of its own goes on row by row where both may propose the token.
+        rows = {token: row for row, token in enumerate(state["vocabulary"].tolist())}
+        known = [place for place, token in enumerate(model.vocabulary.tolist()) if token in rows]
+        head = model.head.detach().clone()
+        head[known] = state["head"][[rows[token] for token in model.vocabulary[known].tolist()]].to(
+            head.dtype
+        )
+        state["head"] = head
     state["vocabulary"] = model.vocabulary
     if kind == "independent":
         state = {name.replace("model.", "decoder.", 1): value for name, value in state.items()}
