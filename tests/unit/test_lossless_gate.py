@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def test_d01_d02_d07_the_gate_reports_what_the_contract_says(world, request, tmp
     report = read_json(tmp_path / "lossless.json")
     exact, half = report["float32"], report["bfloat16"]
     assert set(report) == {"float32", "bfloat16"}
-    assert set(exact) == {"prompts", "tokens", "drafted", "accepted", "rejected", "mismatches"}
+    assert set(exact) == {"prompts", "tokens", "drafted", "accepted", "rejected", "mismatches", "rounds"}
+    assert set(exact["rounds"]) == set(world.names) and min(exact["rounds"].values()) >= 2
     assert exact["prompts"] == 4 and exact["mismatches"] == 0
     assert (
         exact["drafted"] == exact["accepted"] + exact["rejected"]
@@ -50,6 +52,20 @@ def test_d01_d02_d07_the_gate_reports_what_the_contract_says(world, request, tmp
     assert half["margin_bound"] == pytest.approx(4 * half["logit_diff_p99"]) and half["logit_diff_p99"] > 0
     assert half["max_flip_margin"] == max(half["flip_margins"], default=0.0) <= half["margin_bound"]
     assert 0 < half["positions"] <= exact["tokens"]
+
+
+def test_every_drafter_of_a_large_pool_has_its_turns():
+    for drafters, prompts in ((3, 4), (29, 24), (11, 6), (5, 1), (6, 7)):
+        names = [str(number) for number in range(drafters)]
+        groups = lossless.gate_groups(names, prompts)
+        assert len(groups) == prompts and all(len(set(group)) == min(5, drafters) for group in groups)
+        counts = Counter(name for group in groups for name in group)
+        assert max(counts.values()) - min(counts.get(name, 0) for name in names) <= 1
+
+
+def test_a_drafter_without_a_second_turn_ends_the_gate(llama_world, tmp_path) -> None:
+    with pytest.raises(DraftpoolError, match="had no second turn.*raise lossless.prompts_per_domain"):
+        _gate(llama_world, tmp_path, prompts_per_domain=1, max_new_tokens=4)
 
 
 def _gate(world, folder: Path, **changes) -> None:

@@ -16,6 +16,7 @@ from draftpool.config.load import read_yaml, resolve
 from draftpool.config.overview import banner, write_overview
 from draftpool.config.plan import Plan
 from draftpool.config.stages import check_kinds, stage_code
+from draftpool.data.streams import MAIN
 from draftpool.errors import DraftpoolError
 
 try:
@@ -59,7 +60,9 @@ PARTS = {
     "live": bool(PLAN.decodes),
     "profile": bool(PLAN.profiles),
     "replay": bool(ARTEFACTS["replay_selectors"]),
-    "replay and live": bool(ARTEFACTS["replay_selectors"]) and bool(PLAN.decodes),
+    # Live streams of which rounds can be compared, and of those the ones that are replayed.
+    "live exact": any(PLAN.pool_of_stream(name) == MAIN for name in PLAN.exact_streams),
+    "replay and live": bool(ARTEFACTS["replay_selectors"]) and any(PLAN.replayed_live),
     "pool_sizes": bool(ARTEFACTS["replay_selectors"]) and PLAN.study.replay.pool_sizes is not None,
     "pools": bool(PLAN.study.pools),
     "sweeps": any(sweep.group != "objective" for sweep in PLAN.study.sweeps.values()),

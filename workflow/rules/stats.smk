@@ -20,7 +20,9 @@ rule compute_stats:
         decodes=each(DECODE, DECODE_IDS),
         profiles=each(PROFILE, ARTEFACTS["profile_decode"]),
         replays=each(REPLAY, ARTEFACTS["replay_selectors"]),
-        training=each(DRAFTER, (PLAN.drafter(name).id for name, run in PLAN.runs.items() if run.recipe.trained)),
+        training=each(
+            DRAFTER, (PLAN.drafter(name).id for name, run in PLAN.runs.items() if run.recipe.trained)
+        ),
         lossless=each(LOSSLESS, ARTEFACTS["check_lossless"]),
         responses=each(RESPONSES, (PLAN.responses[name, "eval"].id for name in PLAN.held_out)),
     output:

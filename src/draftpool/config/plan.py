@@ -27,7 +27,7 @@ from draftpool.config.plan_prompts import (
     set_artefacts,
     temperature_of,
 )
-from draftpool.config.plan_replay import costs_artefact, replay_artefacts, router_artefact
+from draftpool.config.plan_replay import costs_artefact, replay_artefacts, replayed_streams, router_artefact
 from draftpool.config.plan_score import score_artefact
 from draftpool.data.streams import MAIN
 from draftpool.errors import DraftpoolError
@@ -222,6 +222,26 @@ class Plan:
         """The losslessness report of the live drafters."""
         return lossless_artefact(self, Artefact)
 
+    def pool_of_stream(self, name: str) -> str:
+        """Pool that decodes a live stream."""
+        return self.study.decode.streams[name].pool or MAIN
+
+    @cached_property
+    def exact_streams(self) -> list[str]:
+        """Live streams whose text does not depend on what is drafted."""
+        return [
+            name
+            for (name, dtype), made in self.decodes.items()
+            if dtype == self.dtypes[0]
+            and (made.cfg["temperature"] == 0.0 or made.cfg["verification"] == "match")
+        ]
+
+    @cached_property
+    def replayed_live(self) -> list[str]:
+        """Live streams that are replayed too."""
+        streams = {} if self.study.replay is None else replayed_streams(self)
+        return [name for name in self.study.decode.streams if name in streams]
+
     @cached_property
     def dtypes(self) -> list[str]:
         """Dtypes of live decoding."""
@@ -250,7 +270,7 @@ class Plan:
                 {"name": pool.name, "arms": list(pool.arms), "generalist": pool.generalist}
                 for pool in self.pools.values()
             ],
-            "stream_pools": {name: stream.pool or MAIN for name, stream in self.study.decode.streams.items()},
+            "stream_pools": {name: self.pool_of_stream(name) for name in self.study.decode.streams},
             "generalist": self.study.generalist,
             "temperature": self.study.decode.temperature,
             "sampled": [name for name in self.prompt_sets if temperature_of(self.study, name) > 0.0],

@@ -19,6 +19,8 @@ from draftpool.targets.base import TargetModel
 
 # A flip between block widths is a tie of half precision up to this many 99th percentiles of its logit error.
 MARGIN_FACTOR = 4.0
+# Drafters that take turns on one prompt.
+GROUP = 5
 
 
 def first_difference(a: list[int], b: list[int]) -> int:
@@ -29,14 +31,25 @@ def first_difference(a: list[int], b: list[int]) -> int:
     return -1 if len(a) == len(b) else min(len(a), len(b))
 
 
+def gate_groups(names: list[str], prompts: int) -> list[list[str]]:
+    """Drafters that take turns on each prompt: few enough to come again and again, another group on every prompt.
+
+    Each drafter is in as many groups as the others, but for one.
+    """
+    size = min(GROUP, len(names))
+    turning = names * (1 + prompts * size // len(names))
+    return [turning[prompt * size : (prompt + 1) * size] for prompt in range(prompts)]
+
+
 def _float32_report(bench: Workbench, items: list, max_new_tokens: int) -> tuple[dict, dict[str, list[int]]]:
-    """Decode every prompt plainly and with all drafters in turn, so that each drafts, idles and catches up."""
-    names = list(bench.drafters)
+    """Decode every prompt plainly and with drafters in turn, so that each drafts, idles and catches up."""
+    groups = gate_groups(list(bench.drafters), len(items))
     k_pool = max(drafter.k for drafter in bench.drafters.values())
     sampling = Sampling(max_new_tokens, bench.ends)
     report = {"prompts": len(items), "tokens": 0, "drafted": 0, "accepted": 0, "rejected": 0, "mismatches": 0}
+    report["rounds"] = dict.fromkeys(bench.drafters, 0)
     texts = {}
-    for item in progress(items, len(items), "lossless float32", "prompt"):
+    for item, names in zip(progress(items, len(items), "lossless float32", "prompt"), groups, strict=True):
         start = prefill(bench.target, item.ids, max_new_tokens, k_pool)
         plain = decode(
             bench.target,
@@ -50,7 +63,7 @@ def _float32_report(bench: Workbench, items: list, max_new_tokens: int) -> tuple
         mixed = decode(
             bench.target,
             start,
-            bench.drafters,
+            {name: bench.drafters[name] for name in names},
             make_selector({"kind": "round_robin"}, names),
             sampling,
             k_pool,
@@ -62,6 +75,8 @@ def _float32_report(bench: Workbench, items: list, max_new_tokens: int) -> tuple
                 drafter.remember(plain.tokens)
         drafted, accepted = (sum(row[name] for row in mixed.rounds) for name in ("n_drafted", "n_accepted"))
         report["tokens"] += len(plain.tokens)
+        for row in mixed.rounds:
+            report["rounds"][row["arm"]] += 1
         report["drafted"] += drafted
         report["accepted"] += accepted
         report["rejected"] += drafted - accepted
@@ -125,8 +140,8 @@ def check_lossless(cfg: dict, target: Path, prompts: list[Path], drafters: list[
         out: File to write.
 
     Raises:
-        DraftpoolError: If a float32 text differs from plain decoding, nothing was drafted, accepted or rejected (the
-            check would be empty), or a bfloat16 flip is larger than rounding explains.
+        DraftpoolError: If a float32 text differs from plain decoding, nothing was drafted, accepted or rejected or a
+            drafter had no second turn (the check would be empty), or a bfloat16 flip is larger than rounding explains.
     """
     folders = named_folders(cfg, drafters)
     bench = load_workbench(cfg, target, folders, torch.float32)
@@ -137,6 +152,13 @@ def check_lossless(cfg: dict, target: Path, prompts: list[Path], drafters: list[
             f"{report['mismatches']} of {report['prompts']} float32 texts differ from plain decoding",
             "check_lossless",
             "this is a bug: please report it with the log",
+        )
+    idle = [name for name, rounds in report["rounds"].items() if rounds < 2]
+    if idle:
+        raise DraftpoolError(
+            f"{', '.join(idle)} had no second turn, so the check says nothing of it",
+            "check_lossless",
+            "raise lossless.prompts_per_domain or lossless.max_new_tokens",
         )
     empty = [name for name in ("drafted", "accepted", "rejected") if report[name] == 0]
     if empty:
