@@ -183,6 +183,42 @@ def _converged(stats: Path) -> pd.DataFrame:
     )
 
 
+# Learners and baselines of the table of further pools.
+POOLS = ["random", "exp3", "ucb_bd", "ucb_be", "ucbspec", "ucbspec_scaled", "thompson"]
+POOLS += ["hedgespec", "hedgespec_soft", "hedgespec_prefill", "hedgespec_prefill_soft", "hedgespec_skip"]
+POOLS += ["router_tfidf", "cost_ucb", "cost_hedge"]
+
+
+def _pools(stats: Path) -> pd.DataFrame:
+    rows = pd.read_csv(stats.parent / "tables" / "pools_table.csv")
+    rows = rows[
+        (rows["pool"] != "main") & (rows["method"].isin(POOLS) | rows["method"].str.startswith("fixed:"))
+    ]
+    return rows.drop(columns="n")
+
+
+def _headrooms(stats: Path) -> pd.DataFrame:
+    """Headroom of every pool, in tau and in modelled tokens per second."""
+    gap, tau = pd.read_csv(stats / "gap.csv"), pd.read_csv(stats / "headroom.csv")
+    gap = gap[(gap["selector"] == "best_fixed_query") & gap["stream"].str.startswith("heldout")]
+    tau = tau[tau["metric"] == "headroom"].set_index(["stream", "oracle"])
+    percent = lambda row: interval_text(row[["value", "low", "high"]] * 100, 1)  # noqa: E731
+    return pd.DataFrame(
+        [
+            {
+                "pool": row["pool"],
+                "best fixed drafter per query, tau (%)": percent(
+                    tau.loc[(row["stream"], "best_fixed_query")]
+                ),
+                "best switching, tau (%)": percent(tau.loc[(row["stream"], "best_switching")]),
+                "best fixed arm per query, tokens/s (%)": percent(row),
+                "n": row["n"],
+            }
+            for _, row in gap.iterrows()
+        ]
+    )
+
+
 VIEWS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "compare": _compare,
     "specialists": _specialists,
@@ -198,6 +234,8 @@ VIEWS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "tau_sets": _tau_sets,
     "converged": _converged,
     "memory": _memory,
+    "pools": _pools,
+    "headrooms": _headrooms,
 }
 
 

@@ -200,3 +200,25 @@ def test_regret_by_length_bins_queries_by_the_best_arm_s_rounds():
     assert table.value.is_monotonic_decreasing
     first = queries.head(int(table.n[0]))
     assert table.value[0] == pytest.approx((first.rounds - first.best_fixed).sum() / first.best_fixed.sum())
+
+
+def test_best_fixed_drafters_by_domain_and_by_seconds():
+    made = tables()
+    queries = queries_of(made, POOL)
+    queries = queries.assign(domain=queries["prompt_id"].map({"p0": "d", "p1": "e"}))
+    named = replayed.named_queries(queries, POOL, "a").set_index(["selector", "prompt_id"])
+    # a needs 10 + 20 rounds, b 14 + 15: b on the stream; a on d, b on e; b is the faster one in seconds.
+    assert named.loc[("best_fixed_stream", "p0"), "rounds"] == 14
+    assert named.loc[("best_fixed_domain", "p0"), "rounds"] == 10
+    assert named.loc[("best_fixed_domain", "p1"), "rounds"] == 15
+    assert named.loc[("fastest_fixed_stream", "p0"), "seconds"] == 17.0
+
+
+def test_the_gap_is_that_between_the_generalist_and_the_best_fixed_arm_of_each_query():
+    named = replayed.named_queries(queries_of(tables(), POOL), POOL, "a")
+    gap = replayed.gap_closed(named, RESAMPLING).set_index(["selector", "metric"]).value
+    # Generalist a: 36 s; the best fixed arm of each query: 12 + 18 = 30 s; ucb_bd: 35 s; the same 50 tokens.
+    assert gap["best_fixed_query", "speed"] == pytest.approx(36 / 30 - 1)
+    assert gap["ucb_bd", "speed"] == pytest.approx(36 / 35 - 1)
+    assert gap["ucb_bd", "closed"] == pytest.approx((1 / 35 - 1 / 36) / (1 / 30 - 1 / 36))
+    assert gap["fixed:b", "closed"] == pytest.approx((1 / 35 - 1 / 36) / (1 / 30 - 1 / 36))

@@ -227,3 +227,21 @@ def test_dpace_on_a_sequential_drafter_is_refused_with_the_reason(llama_world, t
     for kind in MODELS:
         with pytest.raises(DraftpoolError, match="drafted at once from the same prefix"):
             trained(llama_world, tmp_path, kind, "refused", objective="dpace")
+
+
+def test_a_head_of_its_own_goes_on_row_by_row_of_another_vocabulary(llama_world, tmp_path) -> None:
+    world = llama_world
+    model = {"draft_vocab": 40, "own_head": True}
+    general = trained(world, tmp_path, "eagle", "general", steps=2, model=model)
+    old = load_file(general / "model.safetensors")
+    data = ResponseSet(world.train[:1], None)
+    cfg = cfg_of("eagle", init="drafter", model=model)
+    made = new_trainee(cfg, world.target, data, general, CPU)
+    assert made.vocabulary.tolist() != old["vocabulary"].tolist()
+    known = {token: row for row, token in enumerate(old["vocabulary"].tolist())}
+    shared = 0
+    for row, token in enumerate(made.vocabulary.tolist()):
+        if token in known:
+            assert torch.equal(made.head[row], old["head"][known[token]])
+            shared += 1
+    assert 20 < shared < 40
