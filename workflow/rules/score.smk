@@ -22,7 +22,7 @@ rule score_pool:
     threads: THREADS
     resources:
         gpu=GPU,
-        mem_mb=5000,
+        mem_mb=8000,
         runtime=120,
     params:
         cfg=cfg_of("score_pool"),
