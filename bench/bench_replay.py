@@ -44,6 +44,8 @@ def synthetic(answers: int = 50) -> Answers:
         tokens=np.full(answers, TOKENS),
         turn=np.zeros(cells, dtype=np.int64),
         left=left,
+        available=np.ones((cells, ARMS), dtype=bool),
+        drafted=np.full((cells, ARMS), SLOTS),
         accepted=accepted,
         committed=np.minimum(accepted + 1, left[:, None]),
         reward_bd=bd,

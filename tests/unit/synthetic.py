@@ -58,7 +58,15 @@ def study(
         "domains": domains,
         "drafters": drafters,
         "pool": pool,
-        "pools": [{"name": "main", "arms": pool, "generalist": "generalist_long-s0"}],
+        "pools": [
+            {"name": "main", "arms": pool, "generalist": "generalist_long-s0"},
+            # A further one, where there are drafters enough.
+            *(
+                [{"name": "few", "arms": [*pool[:2], "plain"], "generalist": pool[0]}]
+                if len(pool) > 2
+                else []
+            ),
+        ],
         "stream_pools": {"mixed": "main"},
         "temperature": 0.0,
         "sampled": [],
@@ -322,11 +330,11 @@ def profiled() -> pd.DataFrame:
     return made.assign(python_seconds=made["seconds"] - made["operator_seconds"])
 
 
-def replayed(folder: Path, cfg: dict) -> Path:
-    """Replay two learners on a written study."""
-    pool = cfg["pool"]
-    line = {"fixed": 0.0002, "per_token": 0.00001}
-    (folder / "costs").mkdir()
+def replayed(folder: Path, cfg: dict, pool: dict) -> Path:
+    """Replay two learners of a pool on a written study."""
+    name, pool = pool["name"], pool["arms"]
+    line, costs_of = {"fixed": 0.0002, "per_token": 0.00001}, folder / f"costs-{name}"
+    costs_of.mkdir()
     costs = {
         "verify": {"1": 0.0225, "4": 0.0245},
         "draft": dict.fromkeys(pool, 0.003),
@@ -340,7 +348,7 @@ def replayed(folder: Path, cfg: dict) -> Path:
         "select": {"bandit": 0.0001, "full": 0.0002},
         "memory": dict.fromkeys(pool, {"weights": 1000, "state": 16.0}),
     }
-    write_json(folder / "costs" / "costs.json", costs)
+    write_json(costs_of / "costs.json", costs)
     stream = {
         "domains": cfg["domains"],
         "prompts_per_domain": None,
@@ -358,21 +366,21 @@ def replayed(folder: Path, cfg: dict) -> Path:
             "pools": 2,
             "seeds": 2,
             "selectors": ["ucb_bd", "normal_hedge"],
-        },
+        }
+        if name == "main"
+        else None,
         "generalist": pool[0],
         "selectors": {"ucb_bd": {"kind": "metasd_ucb"}, "normal_hedge": {"kind": "hedgespec"}}
         | {"ucb_full": {"kind": "metasd_ucb", "reward": "bd_full"}},
         "few": [],
         "few_seeds": 1,
-        "streams": {
-            "mixed": stream,
-            "heldout": stream | {"order": "blocks"},
-            OUTSIDE: stream | {"domains": [OUTSIDE]},
-        },
+        "streams": {"heldout": stream | {"order": "blocks"}},
     }
-    acceptance = folder / "acceptance.parquet"
-    replay_selectors(options, acceptance, folder / "costs", [folder / "responses"], None, folder / "replay")
-    return folder / "replay"
+    if name == "main":
+        options["streams"] |= {"mixed": stream, OUTSIDE: stream | {"domains": [OUTSIDE]}}
+    acceptance, out = folder / "acceptance.parquet", folder / f"replay-{name}"
+    replay_selectors(options, acceptance, costs_of, [folder / "responses"], None, out)
+    return out
 
 
 def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, live: bool = True) -> dict:
@@ -425,7 +433,7 @@ def write_study(folder: Path, cfg: dict, prompts: int = 8, length: int = 40, liv
         "acceptance": [folder / "acceptance.parquet"],
         "decodes": decodes,
         "profiles": profiles,
-        "replays": [replayed(folder, cfg)] if live else [],
+        "replays": [replayed(folder, cfg, pool) for pool in cfg["pools"]] if live else [],
         "training": training,
         "lossless": folder / "lossless.json",
         "responses": [folder / "responses"],

@@ -175,7 +175,13 @@ def test_a_statistic_is_one_row(tmp_path):
 def test_claims_of_the_repository_are_well_formed_and_written(tmp_path):
     raw = yaml.safe_load((REPOSITORY / "config" / "claims.yaml").read_text())["claims"]
     claims = read_claims(raw)
-    assert {claim.paper.split(" ")[0] for claim in claims} == {"MetaSD", "HedgeSpec", "BanditSpec", "D-PACE"}
+    assert {claim.paper.split(" ")[0] for claim in claims} == {
+        "MetaSD",
+        "HedgeSpec",
+        "BanditSpec",
+        "D-PACE",
+        "ours",
+    }
     stats = write_queries(tmp_path / "stats", {"ucb_bd": np.arange(10, 30), "ucb_be": np.arange(11, 31)})
     write_json(stats / "meta.json", {"study": "tiny", "confidence": 0.95})
     bootstrap = {"n_resamples": 200, "confidence": 0.95, "seed": 0}

@@ -28,7 +28,7 @@ def test_every_view_is_a_table_of_its_study(script, tmp_path):
     inputs = synthetic.write_study(tmp_path / "in", cfg, prompts=3, length=20)
     compute_stats(**inputs, out=tmp_path / "results" / "synthetic" / "stats")
     stats = tmp_path / "results" / "synthetic" / "stats"
-    for table in ("leaderboard_table", "streams_table"):
+    for table in ("leaderboard_table", "streams_table", "pools_table"):
         module = importlib.import_module(f"draftpool.tables.{table}")
         module.write(stats, tmp_path / "results" / "synthetic" / "tables" / f"{table}.csv")
     for name in script.VIEWS:

@@ -140,6 +140,7 @@ def test_stages_digest_the_code_of_the_kinds_they_load():
         ({"decode": {"streams": {"mixed": {"pool": "none"}}}}, ["decode.streams.mixed.pool", "known: kinds"]),
         ({"replay": {"streams": {"abroad": {"pool": "kinds"}}}}, ["replay.streams.abroad.pool"]),
         ({"pool": ["general-s0", "plain"]}, ["pool", "unknown drafter `plain`"]),
+        ({"target": {"taps": []}}, ["target.taps"]),
         ({"decode": {"top_p": 0.0}}, ["decode.top_p"]),
         ({"decode": {"temperature": -0.1}}, ["decode.temperature"]),
     ],

@@ -12,7 +12,7 @@ from selector_kinds import KINDS, context_of, label
 from selector_worlds import feedback_of, play, random_world
 
 from draftpool.errors import DraftpoolError
-from draftpool.selectors.base import Completed, Feedback, make_selector
+from draftpool.selectors.base import Completed, Context, Feedback, make_selector
 
 seeds = st.integers(0, 2**32 - 1)
 # A router plays its route, offered or not, as a fixed drafter does.
@@ -190,10 +190,20 @@ def test_misuse_is_told():
         selector.update(
             np.zeros(3, dtype=np.int64), feedback_of(random_world(0, 1, 4, 2), 0, np.zeros(4, int))
         )
-    fixed = make_selector({"kind": "fixed", "arm": "b"}, ["a", "b"])
-    fixed.reset(2, np.array([1, 1]), 1)
+    wrong = make_selector({"kind": "random"}, ["a", "b"])
+    wrong.choose = lambda t, available, draws: (np.array([1]), np.ones(1))
+    wrong.reset(2, np.array([1, 1]), 1)
     with pytest.raises(DraftpoolError, match="arm 'b' is not available in round 7"):
-        fixed.select(7, np.array([[True, False]]), np.full((1, 3), 0.5))
+        wrong.select(7, np.array([[True, False]]), np.full((1, 3), 0.5))
+
+
+@pytest.mark.parametrize("cfg", [{"kind": "fixed", "arm": "b"}, {"kind": "router"}])
+def test_selectors_of_one_arm_play_it_even_if_it_cannot_draft(cfg):
+    """A drafter with too few positions then drafts nothing: a plain step, live and in replay."""
+    selector = make_selector(cfg, ["a", "b"])
+    selector.reset(2, np.array([1, 1]), 1, Context(routes={"tfidf": np.array([1])}))
+    arms, _ = selector.select(7, np.array([[True, False]]), np.full((1, 3), 0.5))
+    assert arms.tolist() == [1]
 
 
 def test_fixed_and_plain_play_their_arm():

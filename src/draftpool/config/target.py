@@ -39,7 +39,8 @@ class Target(Strict):
     taps: list[int] | None = Field(
         None,
         description="Target layers (0-based; the layer's output is taken) whose hidden states feed the "
-        "drafters. Empty: 5 layers spread from the 2nd to the 3rd-to-last (DFlash, section 4).",
+        "drafters. Null: 5 layers spread from the 2nd to the 3rd-to-last (DFlash, section 4).",
+        min_length=1,
     )
 
     backend: Literal["fast", "transformers"] = Field(
