@@ -85,8 +85,8 @@ def _message(meta: dict, gap: pd.DataFrame) -> str:
         if len(learners):
             best = learners.idxmax()
             parts.append(
-                f"{pool['name']} {style.selector_label(best)} {100 * learners[best]:+.0f} % "
-                f"of {100 * own['best_fixed_query']:+.0f} %"
+                f"{pool['name']} {style.selector_label(best)} {round(100 * learners[best]):+d} % "
+                f"of {round(100 * own['best_fixed_query']):+d} %"
             )
     return "Tokens per second over the generalist's, best learner and best fixed arm per query: " + "; ".join(
         parts
