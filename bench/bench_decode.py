@@ -8,18 +8,15 @@ import time
 
 import torch
 import torch.nn.functional as F
-from harness import Report, Study, interleave, parser, ratio, run, spread, total_ratio
-from transformers import AutoModelForCausalLM, DynamicCache
+from beside_transformers import BesideTransformers
+from harness import interleave, parser, ratio, run, spread, total_ratio
+from transformers import DynamicCache
 
-from draftpool.artefacts import read_table
-from draftpool.decoding.engine import Result, decode
 from draftpool.decoding.evaluation import PoolEvaluation
-from draftpool.decoding.sequence import Sampling, prefill
 from draftpool.drafters.block import BlockDrafterModel
 from draftpool.drafters.block_live import BlockDrafter, load_model
 from draftpool.drafters.ngram import NgramDrafter
-from draftpool.selectors.base import make_selector
-from draftpool.targets.load import end_ids, load_target, load_tokenizer, synchronise
+from draftpool.targets.load import synchronise
 
 CONTEXT = 150
 STACKED = 6
@@ -50,48 +47,15 @@ def longer_block(drafter: BlockDrafter, target, block_size: int) -> BlockDrafter
     return BlockDrafter("long", model.to(target.device, target.dtype).eval().requires_grad_(False))
 
 
-class Bench:
+class Bench(BesideTransformers):
     """The study's target and pool, beside the same target in transformers."""
 
     def __init__(self, options):
-        self.options, self.study = options, Study(options.overlay)
-        self.report = Report("decode", options)
-        self.device, dtype = self.report.device, getattr(torch, options.dtype)
-        self.target = load_target(self.study.target, self.study.taps, self.device, dtype)
-        self.ends = end_ids(load_tokenizer(self.study.target), self.target.hf_config)
+        super().__init__("decode", options)
         self.pool = {
             name: BlockDrafter(name, load_model(folder, self.target))
             for name, folder in self.study.pool.items()
         }
-        self.peer = (
-            AutoModelForCausalLM.from_pretrained(self.study.target, dtype=dtype).to(self.device).eval()
-        )
-        self.prompts = [
-            (table.domain.iloc[0], list(map(int, ids)))
-            for table in (read_table(f / "responses.parquet") for f in self.study.responses("eval"))
-            for ids in table.prompt_ids.head(options.prompts)
-        ]
-
-    def generate(self, prompt: list[int], **extra) -> list[int]:
-        """transformers.generate, greedy."""
-        ids = torch.tensor([prompt], device=self.device)
-        made = self.peer.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=self.options.tokens,
-            eos_token_id=self.ends,
-            pad_token_id=0,
-            **extra,
-        )
-        return made[0, len(prompt) :].tolist()
-
-    def decode(self, prompt: list[int], arms: dict, selector: dict, k_pool: int, evaluation=None) -> Result:
-        """Our loop, the target's prefill included in the caller's clock."""
-        start = prefill(self.target, prompt, self.options.tokens, k_pool)
-        chooser = make_selector(selector, list(arms))
-        sampling = Sampling(self.options.tokens, self.ends)
-        return decode(self.target, start, arms, chooser, sampling, k_pool, "bench", evaluation=evaluation)
 
     def one_token(self) -> None:
         """Forward passes after a prompt: widths, drafts and stacked evaluation against one token."""

@@ -7,17 +7,15 @@ import time
 from pathlib import Path
 
 import torch
-from harness import Report, Study, parser, run, total_ratio
+from beside_transformers import BesideTransformers
+from harness import parser, run, total_ratio
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from draftpool.artefacts import read_json, read_table, write_json
-from draftpool.decoding.engine import decode
-from draftpool.decoding.sequence import Sampling, prefill
+from draftpool.artefacts import read_json, write_json
 from draftpool.drafters.independent import MODEL, load_published
 from draftpool.drafters.ngram import NgramDrafter
-from draftpool.selectors.base import make_selector
-from draftpool.targets.load import end_ids, load_target, load_tokenizer, synchronise
+from draftpool.targets.load import synchronise
 from draftpool.targets.weights import TargetWeights
 
 DRAFT, LOOKUP = 3, 10
@@ -44,48 +42,24 @@ def whole_model(small: Path, target: Path, out: Path) -> Path:
     return out
 
 
-class Peers:
+class Peers(BesideTransformers):
     """Ours and transformers' on the same prompts, one after the other in an order that turns."""
 
     def __init__(self, options):
-        self.options, self.study = options, Study(options.overlay)
-        self.report = Report("peers", options)
-        self.device, dtype = self.report.device, getattr(torch, options.dtype)
-        self.target = load_target(self.study.target, self.study.taps, self.device, dtype)
-        self.ends = end_ids(load_tokenizer(self.study.target), self.target.hf_config)
-        self.peer = (
-            AutoModelForCausalLM.from_pretrained(self.study.target, dtype=dtype).to(self.device).eval()
-        )
+        super().__init__("peers", options)
         with tempfile.TemporaryDirectory() as folder:
             made = whole_model(self.study.drafter("small-s0"), self.study.target, Path(folder) / "small")
             self.small = load_published("small", made, self.target)
-            assistant = AutoModelForCausalLM.from_pretrained(made / MODEL, dtype=dtype)
+            assistant = AutoModelForCausalLM.from_pretrained(made / MODEL, dtype=self.dtype)
         self.assistant = assistant.to(self.device).eval()
         told = self.assistant.generation_config
         told.num_assistant_tokens, told.num_assistant_tokens_schedule = DRAFT, "constant"
         told.assistant_confidence_threshold = 0.0
-        self.prompts = [
-            list(map(int, ids))
-            for folder in self.study.responses("eval")
-            for ids in read_table(folder / "responses.parquet").prompt_ids.head(options.prompts)
-        ]
-
-    def generate(self, prompt: list[int], **extra) -> list[int]:
-        """transformers.generate, greedy."""
-        ids = torch.tensor([prompt], device=self.device)
-        options = {"do_sample": False, "max_new_tokens": self.options.tokens, "pad_token_id": 0}
-        made = self.peer.generate(
-            ids, attention_mask=torch.ones_like(ids), eos_token_id=self.ends, **options, **extra
-        )
-        return made[0, len(prompt) :].tolist()
 
     def ours(self, prompt: list[int], drafter) -> list[int]:
         """Our loop with one drafter (None: plain decoding), the target's prefill included."""
         k = 1 if drafter is None else drafter.k
-        start = prefill(self.target, prompt, self.options.tokens, k)
-        selector = make_selector({"kind": "fixed", "arm": "arm"}, ["arm"])
-        sampling = Sampling(self.options.tokens, self.ends)
-        return decode(self.target, start, {"arm": drafter}, selector, sampling, k, "bench").tokens
+        return self.decode(prompt, {"arm": drafter}, {"kind": "fixed", "arm": "arm"}, k).tokens
 
     def run(self) -> None:
         """Time every arm once per prompt and count texts that differ from plain decoding."""
@@ -98,7 +72,7 @@ class Peers:
             "lookup, ours": lambda ids: self.ours(ids, lookup),
         }
         seconds, differing = {arm: [] for arm in arms}, dict.fromkeys(arms, 0)
-        for number, prompt in enumerate([self.prompts[0], *self.prompts]):
+        for number, (_, prompt) in enumerate([self.prompts[0], *self.prompts]):
             texts = {}
             for arm in list(arms) if number % 2 else list(reversed(arms)):
                 synchronise(self.device)

@@ -26,7 +26,14 @@ CPU = torch.device("cpu")
 def bench_on_the_path(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     yield
-    for name in ("harness", "roofline", "plain_training", "bench_decode", "bench_replay"):
+    for name in (
+        "harness",
+        "roofline",
+        "plain_training",
+        "beside_transformers",
+        "bench_decode",
+        "bench_replay",
+    ):
         sys.modules.pop(name, None)
 
 
