@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from draftpool.targets.base import head_size
+from draftpool.drafters.drafter_folder import layer_fields
 
 
 class BlockConfig(BaseModel):
@@ -37,24 +37,14 @@ class BlockConfig(BaseModel):
 
 def config_for(hf_config, taps: list[int], mask_token_id: int, n_layers: int, block_size: int) -> BlockConfig:
     """Shape a drafter after its target's layers (widths, heads, rotary base, norms)."""
-    heads = hf_config.num_attention_heads
     return BlockConfig(
         n_layers=n_layers,
         block_size=block_size,
         taps=taps,
         mask_token_id=mask_token_id,
-        hidden_size=hf_config.hidden_size,
-        intermediate_size=hf_config.intermediate_size,
-        heads=heads,
-        kv_heads=getattr(hf_config, "num_key_value_heads", heads),
-        head_dim=head_size(hf_config),
-        eps=getattr(hf_config, "rms_norm_eps", 1e-6),
-        rope_theta=(getattr(hf_config, "rope_parameters", None) or {}).get("rope_theta", 10000.0),
-        max_positions=hf_config.max_position_embeddings,
         qk_norm=hf_config.model_type == "qwen3",
         attention_bias=hf_config.model_type == "qwen2" or bool(getattr(hf_config, "attention_bias", False)),
-        target_layers=hf_config.num_hidden_layers,
-        target_vocabulary=hf_config.vocab_size,
+        **layer_fields(hf_config),
     )
 
 

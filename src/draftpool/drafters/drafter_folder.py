@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from safetensors import SafetensorError
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from draftpool.artefacts import read_json, write_json
 from draftpool.errors import DraftpoolError
+from draftpool.targets.base import head_size
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -101,3 +102,20 @@ def target_shape(hf_config, taps: Iterable[int] | None = None) -> dict[str, obje
         "target_vocabulary": hf_config.vocab_size,
     }
     return shape if taps is None else shape | {"taps": list(taps)}
+
+
+def layer_fields(hf_config) -> dict[str, Any]:
+    """Fields of a drafter shaped after its target's layers: widths, heads, rotary base, and the target's size."""
+    heads = hf_config.num_attention_heads
+    return {
+        "hidden_size": hf_config.hidden_size,
+        "intermediate_size": hf_config.intermediate_size,
+        "heads": heads,
+        "kv_heads": getattr(hf_config, "num_key_value_heads", heads),
+        "head_dim": head_size(hf_config),
+        "eps": getattr(hf_config, "rms_norm_eps", 1e-6),
+        "rope_theta": (getattr(hf_config, "rope_parameters", None) or {}).get("rope_theta", 10000.0),
+        "max_positions": hf_config.max_position_embeddings,
+        "target_layers": hf_config.num_hidden_layers,
+        "target_vocabulary": hf_config.vocab_size,
+    }

@@ -50,7 +50,27 @@ class Trainee(Protocol):
         """Write the drafter's folder."""
 
 
-class BlockTrainee:
+class _ModuleTrainee:
+    """What trainees share whose module keeps its vocabulary and head as buffers and its shape as `config`."""
+
+    module: BlockDrafterModel | EagleModel
+
+    @property
+    def vocabulary(self) -> Tensor:
+        """Ids it may propose."""
+        return self.module.vocabulary
+
+    @property
+    def head(self) -> Tensor:
+        """The target's head, or its own."""
+        return self.module.head
+
+    def save(self, folder: Path) -> None:
+        """Write the drafter's folder."""
+        save_drafter(folder, self.module.config, self.module.state_dict())
+
+
+class BlockTrainee(_ModuleTrainee):
     """A block drafter: every slot from the context before the anchor."""
 
     def __init__(self, module: BlockDrafterModel):
@@ -72,16 +92,6 @@ class BlockTrainee:
         """Copy the target's deepest layers."""
         start_block_from_target(self.module, load_weights(target, torch.float32), seed)
 
-    @property
-    def vocabulary(self) -> Tensor:
-        """Ids it may propose."""
-        return self.module.vocabulary
-
-    @property
-    def head(self) -> Tensor:
-        """The target's head."""
-        return self.module.head
-
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states of the slots of every anchor [sequences, anchors, K, hidden]."""
         device = self.module.embedding.device
@@ -91,12 +101,8 @@ class BlockTrainee:
             batch.anchors.to(device), batch.positions.to(device), context, batch.bias.to(device)
         )
 
-    def save(self, folder: Path) -> None:
-        """Write the drafter's folder."""
-        save_drafter(folder, self.module.config, self.module.state_dict())
 
-
-class EagleTrainee:
+class EagleTrainee(_ModuleTrainee):
     """An EAGLE head: K steps at every anchor on its own outputs (training-time test)."""
 
     def __init__(self, module: EagleModel):
@@ -115,26 +121,12 @@ class EagleTrainee:
         """Copy the target's last layer."""
         start_eagle_from_target(self.module, load_weights(target, torch.float32), seed)
 
-    @property
-    def vocabulary(self) -> Tensor:
-        """Ids it may propose."""
-        return self.module.vocabulary
-
-    @property
-    def head(self) -> Tensor:
-        """The target's head, or its own."""
-        return self.module.head
-
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states of the steps of every anchor [sequences, anchors, K, hidden]."""
         device = self.module.embedding.device
         return self.module.unroll(
             batch.taps.to(device), batch.tokens.to(device), batch.positions.to(device), self.slots
         )
-
-    def save(self, folder: Path) -> None:
-        """Write the drafter's folder."""
-        save_drafter(folder, self.module.config, self.module.state_dict())
 
 
 def new_trainee(
