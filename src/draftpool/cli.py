@@ -10,7 +10,9 @@ import signal
 import sys
 from pathlib import Path
 
+from draftpool.config.hardware import uses_gpu
 from draftpool.errors import DraftpoolError
+from draftpool.gpus import claim_gpus
 
 # Stage -> module and function. Rules take the code digest of the same module.
 STAGES = {
@@ -204,7 +206,9 @@ def _run_stage(arguments: argparse.Namespace) -> None:
         import torch
 
         torch.set_num_threads(max(1, threads))
-    getattr(importlib.import_module(module_name), function_name)(cfg, **flags)
+    # Before anything touches CUDA, which reads the visible devices once.
+    with claim_gpus(int(uses_gpu(cfg["device"])) if "device" in cfg else 0):
+        getattr(importlib.import_module(module_name), function_name)(cfg, **flags)
 
 
 def _run(arguments: argparse.Namespace) -> None:
