@@ -18,6 +18,7 @@ from draftpool.config.plan import Plan
 from draftpool.config.stages import check_kinds, stage_code
 from draftpool.data.streams import MAIN
 from draftpool.errors import DraftpoolError
+from snakemake.exceptions import WorkflowError
 
 try:
     PLAN = Plan(resolve(config))
@@ -50,7 +51,11 @@ SUMMARY = f"{STUDY}/summary.json"
 CLAIMS = f"{STUDY}/claims"
 
 # Heavy jobs take every core, so that none shares the machine with one that is timed.
-THREADS = PLAN.study.threads or workflow.cores
+try:
+    THREADS = PLAN.study.threads or workflow.cores
+except WorkflowError:
+    # A cluster's executor limits jobs, not cores.
+    THREADS = 4
 GPU = int(uses_gpu(PLAN.study.device))
 
 # What a figure or table needs of a study stands beside its module.
@@ -72,7 +77,7 @@ TABLE_NAMES = [name for name, part in tables.TABLES.items() if PARTS[part]]
 FIGURES = [f"{STUDY}/figures/{name}.{end}" for name in FIGURE_NAMES for end in ("png", "pdf")]
 TABLES = [f"{STUDY}/tables/{name}.{end}" for name in TABLE_NAMES for end in ("csv", "md", "tex")]
 
-prepare_jobs()
+prepare_jobs(PLAN.dtypes)
 
 
 def each(pattern, ids):
