@@ -56,7 +56,10 @@ def test_d47_no_device_is_held_twice_and_all_are_used(sizes):
 
 def test_a_killed_job_gives_its_device_back(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    hold = "import time; from draftpool.gpus import claim_gpus\nwith claim_gpus(1): print(1, flush=True); time.sleep(60)"
+    hold = (
+        "import time; from draftpool.gpus import claim_gpus\n"
+        "with claim_gpus(1): print(1, flush=True); time.sleep(60)"
+    )
     with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as job:
         assert job.stdout.readline()
         job.kill()
