@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+from draftpool.artefacts import clear_leftovers
 from draftpool.config.hardware import uses_gpu
 from draftpool.errors import DraftpoolError
 from draftpool.gpus import claim_gpus
@@ -206,6 +207,8 @@ def _run_stage(arguments: argparse.Namespace) -> None:
         import torch
 
         torch.set_num_threads(max(1, threads))
+    for folder in {flags["out"].parent, *([flags["state"].parent] if flags.get("state") else [])}:
+        clear_leftovers(folder)
     # Before anything touches CUDA, which reads the visible devices once.
     with claim_gpus(int(uses_gpu(cfg["device"])) if "device" in cfg else 0):
         getattr(importlib.import_module(module_name), function_name)(cfg, **flags)
