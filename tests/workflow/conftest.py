@@ -43,15 +43,19 @@ class Checkout:
 
     root: Path
 
-    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess:
-        environment = os.environ | {
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment in which Snakemake finds the pretended jobs and this copy's sources."""
+        return os.environ | {
             "PATH": f"{self.root / 'pretend'}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(self.root / "src"),
         }
+
+    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(
             [sys.executable, "-m", "snakemake", *arguments],
             cwd=self.root,
-            env=environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=300,
@@ -99,6 +103,7 @@ def new_checkout(tmp_path_factory) -> Checkout:
     for folder in ("src", "workflow"):
         shutil.copytree(REPOSITORY / folder, root / folder, ignore=ignored)
     shutil.copy(REPOSITORY / "Snakefile", root / "Snakefile")
+    shutil.copy(REPOSITORY / "profiles", root / "profiles", follow_symlinks=False)
     (root / "config").mkdir()
     shutil.copy(HERE / "config.yaml", root / "config/default.yaml")
     shutil.copy(REPOSITORY / "config/claims.yaml", root / "config/claims.yaml")

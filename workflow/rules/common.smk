@@ -10,7 +10,7 @@ from pathlib import Path
 from draftpool import figures, tables
 from draftpool.artefacts import canonical_json
 from draftpool.config.digest import code_digest
-from draftpool.config.environment import prepare_jobs
+from draftpool.config.environment import lock_results, prepare_jobs
 from draftpool.config.hardware import uses_gpu
 from draftpool.config.load import read_yaml, resolve
 from draftpool.config.overview import banner, write_overview
