@@ -69,6 +69,10 @@ include: "workflow/rules/tables.smk"
 
 
 onstart:
+    try:
+        lock_results(RESULTS)
+    except DraftpoolError as error:
+        sys.exit(f"draftpool: error: {error}")
     print(banner(PLAN, RESULTS), file=sys.stderr)
     write_overview(PLAN, RESULTS)
 

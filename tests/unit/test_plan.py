@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import csv
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -325,3 +327,19 @@ def test_jobs_on_other_nodes_plan_the_dtypes_that_the_study_started_with(monkeyp
     assert ids(plan_of(changes)) == ids(started)
     monkeypatch.delenv(hardware.DTYPES_VARIABLE)
     assert plan_of(changes).dtypes == ["float32"]
+
+
+def test_one_run_holds_the_results_until_it_ends_however_it_ends(tmp_path):
+    hold = (
+        "import sys, time; from pathlib import Path; from draftpool.config.environment import lock_results\n"
+        "lock_results(Path(sys.argv[1])); print(1, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path / "results")], stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline()
+        with pytest.raises(DraftpoolError, match="another snakemake is working here"):
+            environment.lock_results(tmp_path / "results")
+        other.kill()
+        other.wait(timeout=10)
+    environment.lock_results(tmp_path / "results")

@@ -1,4 +1,4 @@
-"""What Snakemake hands down to the jobs it starts."""
+"""What Snakemake hands down to the jobs it starts, and the lock that keeps a second one away."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import shutil
 import sys
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from draftpool.config.hardware import DTYPES_VARIABLE
+from draftpool.errors import DraftpoolError
 
 
 def prepare_jobs(dtypes: list[str]) -> None:
@@ -26,3 +29,29 @@ def prepare_jobs(dtypes: list[str]) -> None:
         os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
     if sys.stderr.isatty():
         os.environ["DRAFTPOOL_PROGRESS"] = "bar"
+
+
+# A lock is given back when nothing refers to it any more.
+_HELD: list[FileLock] = []
+
+
+def lock_results(results: Path) -> None:
+    """Keep other runs out of a results folder until this process ends, however it ends.
+
+    Snakemake's own lock outlives a process that was killed, and then has to be removed by hand; the profiles turn it
+    off (`nolock`).
+
+    Raises:
+        DraftpoolError: If another run works in the folder.
+    """
+    results.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(results / ".running.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise DraftpoolError(
+            "another snakemake is working here",
+            str(results),
+            "wait for it or stop it, then run the same command again",
+        ) from error
+    _HELD.append(lock)
