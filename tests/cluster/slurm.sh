@@ -7,7 +7,7 @@
 #   slurm.sh stop FOLDER      cancel its jobs and end it
 #   slurm.sh node FOLDER up|down   take the node away, or give it back
 #
-# One node with CPUS (default 2) processors and a pretended GPU (`gres:gpu:1`): a device file that nothing reads.
+# One node with CPUS (default 2) processors and two pretended GPUs (`gres:gpu`): device files that nothing reads.
 set -euo pipefail
 
 LINK=/etc/slurm/slurm.conf
@@ -67,18 +67,20 @@ SlurmdTimeout=10
 ReturnToService=2
 DefMemPerCPU=1000
 GresTypes=gpu
-NodeName=$host NodeAddr=127.0.0.1 CPUs=${CPUS:-2} RealMemory=$memory Gres=gpu:1
+NodeName=$host NodeAddr=127.0.0.1 CPUs=${CPUS:-2} RealMemory=$memory Gres=gpu:2
 PartitionName=main Nodes=$host Default=YES MaxTime=INFINITE State=UP
 CONF
-    echo "NodeName=$host Name=gpu File=$folder/fakegpu0" >"$folder/gres.conf"
+    echo "NodeName=$host Name=gpu File=$folder/fakegpu[0-1]" >"$folder/gres.conf"
 }
 
 start() {
-    local folder=$1
+    local folder=$1 gpu
     [ "$(id -u)" = 0 ] || fail "starting Slurm needs root"
     [ ! -e "$LINK" ] || fail "$LINK is there already: another Slurm is set up on this machine"
     mkdir -p "$folder"/{state,spool} /etc/slurm
-    [ -e "$folder/fakegpu0" ] || mknod "$folder/fakegpu0" c 1 3
+    for gpu in 0 1; do
+        [ -e "$folder/fakegpu$gpu" ] || mknod "$folder/fakegpu$gpu" c 1 3
+    done
     head -c 128 /dev/urandom >"$folder/munge.key"
     chmod 600 "$folder/munge.key"
     write_configuration "$folder"
@@ -106,6 +108,10 @@ stop() {
     for name in slurmd slurmctld munged; do
         pid=$(cat "$folder/$name.pid" 2>/dev/null || true)
         [ -z "$pid" ] || kill "$pid" 2>/dev/null || true
+    done
+    for _ in $(seq 100); do
+        pgrep -F "$folder/slurmctld.pid" >/dev/null 2>&1 || break
+        sleep 0.1
     done
     # Without its controller this file would make every call of the Slurm plugin wait ten seconds.
     rm -f "$LINK" /etc/slurm/gres.conf
