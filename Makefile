@@ -54,6 +54,7 @@ bench: $(READY)
 	$(BIN)/python bench/bench_train.py $(BENCH_ARGS)
 	$(BIN)/python bench/bench_generate.py $(BENCH_ARGS)
 	$(BIN)/python bench/bench_pipeline.py $(BENCH_ARGS)
+	$(BIN)/python bench/bench_startup.py $(BENCH_ARGS)
 	$(BIN)/python bench/bench_replay.py $(BENCH_ARGS)
 
 clean:
