@@ -96,12 +96,16 @@ def wait_for_time_limit(slurm, job: dict[str, str]) -> None:
     slurm.call("scontrol", "update", f"jobid={job['JobId']}", "timelimit=1")
 
 
-@pytest.mark.parametrize("fault", [cancel, kill_processes, take_node_away, requeue, wait_for_time_limit])
+FAULTS = [cancel, kill_processes, take_node_away, requeue, wait_for_time_limit]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_d41_a_job_that_is_lost_goes_on_from_its_checkpoint(slurm, slurm_study, tmp_path, fault):
     folder, _ = slurm_study
     steps = 900 if fault is wait_for_time_limit else 60
     overlay = tmp_path / "longer.yaml"
-    training = {"steps": steps, "checkpoint_every": 3, "weight_decay": 0.01 + len(fault.__name__) / 1000}
+    # A drafter of its own for every fault.
+    training = {"steps": steps, "checkpoint_every": 3, "weight_decay": 0.001 * (1 + FAULTS.index(fault))}
     overlay.write_text(yaml.safe_dump({"drafters": {"generalist_dflash": {"training": training}}}))
     drafter = Plan(load(*CONFIGS, overlay)).drafter("generalist_dflash-s0").id
     wanted, checkpoint = f"results/drafters/{drafter}", f"results/state/{drafter}/checkpoint.safetensors"
