@@ -34,6 +34,8 @@ class Slurm:
         """All jobs since it was started, as `scontrol` tells them, with the rule that each ran."""
         found = []
         for line in self.call("scontrol", "show", "job", "-o").splitlines():
+            if not line.startswith("JobId="):
+                continue
             job = dict(re.findall(r"(\w[\w:]*)=(\S*)", line))
             rule = re.match(r"rule_(.+?)(_wildcards|$)", job.get("Comment", ""))
             found.append(job | {"rule": rule[1] if rule else job.get("Comment", "")})
