@@ -71,69 +71,97 @@ def test_a_finished_study_has_nothing_to_do(slurm, slurm_study):
     assert len(slurm.jobs()) == before
 
 
-def cancel(slurm, job: dict[str, str]) -> None:
+def cancel(slurm, job: dict[str, str], drafter: str) -> None:
     slurm.call("scancel", job["JobId"])
 
 
-def kill_processes(slurm, job: dict[str, str]) -> None:
+def kill_process(slurm, job: dict[str, str], drafter: str) -> None:
+    """What the kernel does when memory runs out."""
     for process in psutil.process_iter(["cmdline"]):
-        if "train_drafter" in (process.info["cmdline"] or []):
+        command = process.info["cmdline"] or []
+        if "train_drafter" in command and f"results/drafters/{drafter}" in command:
             process.kill()
 
 
-def take_node_away(slurm, job: dict[str, str]) -> None:
+def requeue(slurm, job: dict[str, str], drafter: str) -> None:
+    """What preemption does."""
+    slurm.call("scontrol", "requeue", job["JobId"])
+
+
+def limit_time(slurm, job: dict[str, str], drafter: str) -> None:
+    """Let its time be over after a minute."""
+    slurm.call("scontrol", "update", f"jobid={job['JobId']}", "timelimit=1")
+
+
+def take_node_away(slurm, job: dict[str, str], drafter: str) -> None:
     slurm.node("down")
     time.sleep(2)
     slurm.node("up")
 
 
-def requeue(slurm, job: dict[str, str]) -> None:
-    """What preemption does."""
-    slurm.call("scontrol", "requeue", job["JobId"])
-
-
-def wait_for_time_limit(slurm, job: dict[str, str]) -> None:
-    slurm.call("scontrol", "update", f"jobid={job['JobId']}", "timelimit=1")
-
-
-FAULTS = [cancel, kill_processes, take_node_away, requeue, wait_for_time_limit]
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_d41_a_job_that_is_lost_goes_on_from_its_checkpoint(slurm, slurm_study, tmp_path, fault):
-    folder, _ = slurm_study
-    steps = 900 if fault is wait_for_time_limit else 60
-    overlay = tmp_path / "longer.yaml"
-    # A drafter of its own for every fault.
-    training = {"steps": steps, "checkpoint_every": 3, "weight_decay": 0.001 * (1 + FAULTS.index(fault))}
-    overlay.write_text(yaml.safe_dump({"drafters": {"generalist_dflash": {"training": training}}}))
-    drafter = Plan(load(*CONFIGS, overlay)).drafter("generalist_dflash-s0").id
-    wanted, checkpoint = f"results/drafters/{drafter}", f"results/state/{drafter}/checkpoint.safetensors"
+def train_under_faults(slurm, folder: Path, overlay: Path, faults: dict) -> None:
+    """Train drafters (name -> fault) on Slurm, each hit once as soon as it has a checkpoint; all must end whole."""
+    plan = Plan(load(*CONFIGS, overlay))
+    ids = {name: plan.drafter(name).id for name in faults}
     before = {job["JobId"] for job in slurm.jobs()}
-    with subprocess.Popen(
-        slurm.command(folder, wanted, overlays=(overlay,)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as snakemake:
+
+    def jobs_of(name: str) -> list[dict[str, str]]:
+        made = [job for job in slurm.jobs() if job["JobId"] not in before]
+        return [job for job in made if ids[name] in job["Comment"]]
+
+    command = slurm.command(folder, *(f"results/drafters/{id}" for id in ids.values()), overlays=(overlay,))
+    left = dict(faults)
+    with (
+        (folder / "faults.log").open("w+") as output,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as snakemake,
+    ):
         try:
-            deadline = time.monotonic() + 120
-            while not (folder / checkpoint).exists():
-                assert snakemake.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+            deadline = time.monotonic() + 600
+            while left:
+                assert snakemake.poll() is None and time.monotonic() < deadline, f"never hit: {set(left)}"
+                for name in list(left):
+                    if (folder / f"results/state/{ids[name]}/checkpoint.safetensors").exists():
+                        left.pop(name)(slurm, jobs_of(name)[-1], ids[name])
                 time.sleep(0.05)
-            (job,) = [job for job in slurm.jobs() if job["JobId"] not in before]
-            fault(slurm, job)
-            output, _ = snakemake.communicate(timeout=600)
+            assert snakemake.wait(timeout=600) == 0, (folder / "faults.log").read_text()[-4000:]
         finally:
             snakemake.kill()
-    assert snakemake.returncode == 0, output[-4000:]
-    log = (folder / f"results/logs/train_drafter/{drafter}.log").read_text()
-    assert "resumed from the checkpoint at step" in log
-    assert pd.read_csv(folder / wanted / "training.csv")["step"].tolist() == list(range(steps))
-    jobs = [job for job in slurm.jobs() if job["JobId"] not in before]
-    if fault is requeue:
-        assert [job["Restarts"] for job in jobs] == ["1"]
-    else:
-        # The second submission asks for more.
-        assert [job["MinMemoryNode"] for job in jobs] == ["6000M", "12000M"], jobs
-        assert [job["JobState"] for job in jobs][1] == "COMPLETED" != jobs[0]["JobState"]
+    for name, fault in faults.items():
+        steps = plan.runs[name].recipe.training.steps
+        log = (folder / f"results/logs/train_drafter/{ids[name]}.log").read_text()
+        assert "resumed from the checkpoint at step" in log, name
+        training = pd.read_csv(folder / f"results/drafters/{ids[name]}/training.csv")
+        assert training["step"].tolist() == list(range(steps)), name
+        jobs = jobs_of(name)
+        if fault is requeue:
+            assert [job["Restarts"] for job in jobs] == ["1"]
+        elif fault is not take_node_away:
+            # The second submission asks for more.
+            assert [job["MinMemoryNode"] for job in jobs] == ["6000M", "12000M"], jobs
+            assert [minutes(job["TimeLimit"]) for job in jobs][1] == 960
+            assert jobs[1]["JobState"] == "COMPLETED" != jobs[0]["JobState"]
+
+
+def test_d41_lost_jobs_go_on_from_their_checkpoints(slurm, slurm_study, tmp_path):
+    folder, _ = slurm_study
+    overlay = tmp_path / "longer.yaml"
+    training = {"checkpoint_every": 3, "steps": 60}
+    # Longer than the minute that its time is cut to.
+    long = {"seeds": [0, 9], "training": training | {"steps": 900}}
+    recipes = {"generalist_dflash": {"seeds": [1, 2, 3], "training": training}, "generalist_dpace": long}
+    overlay.write_text(yaml.safe_dump({"drafters": recipes}))
+    faults = {
+        "generalist_dpace-s9": limit_time,
+        "generalist_dflash-s1": requeue,
+        "generalist_dflash-s2": cancel,
+        "generalist_dflash-s3": kill_process,
+    }
+    train_under_faults(slurm, folder, overlay, faults)
+
+
+def test_d41_a_job_whose_node_is_lost_goes_on_from_its_checkpoint(slurm, slurm_study, tmp_path):
+    folder, _ = slurm_study
+    overlay = tmp_path / "longer.yaml"
+    training = {"checkpoint_every": 3, "steps": 61}
+    overlay.write_text(yaml.safe_dump({"drafters": {"generalist_dflash": {"training": training}}}))
+    train_under_faults(slurm, folder, overlay, {"generalist_dflash-s0": take_node_away})
