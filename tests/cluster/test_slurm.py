@@ -155,7 +155,7 @@ def train_under_faults(slurm, folder: Path, overlay: Path, faults: dict) -> None
 def test_d41_lost_jobs_go_on_from_their_checkpoints(slurm, slurm_study, tmp_path):
     folder, _ = slurm_study
     overlay = tmp_path / "longer.yaml"
-    training = {"checkpoint_every": 3, "steps": 60}
+    training = {"checkpoint_every": 3, "steps": 120}
     overlay.write_text(
         yaml.safe_dump({"drafters": {"generalist_dflash": {"seeds": [0, 1, 2, 3, 4], "training": training}}})
     )
@@ -171,6 +171,6 @@ def test_d41_lost_jobs_go_on_from_their_checkpoints(slurm, slurm_study, tmp_path
 def test_d41_a_job_whose_node_is_lost_goes_on_from_its_checkpoint(slurm, slurm_study, tmp_path):
     folder, _ = slurm_study
     overlay = tmp_path / "longer.yaml"
-    training = {"checkpoint_every": 3, "steps": 61}
+    training = {"checkpoint_every": 3, "steps": 121}
     overlay.write_text(yaml.safe_dump({"drafters": {"generalist_dflash": {"training": training}}}))
     train_under_faults(slurm, folder, overlay, {"generalist_dflash-s0": take_node_away})
