@@ -49,7 +49,7 @@ test: $(READY)
 
 test-tools:
 	tests/cluster/slurm.sh install
-	command -v chromium chromedriver rsync >/dev/null || \
+	which chromium chromedriver rsync >/dev/null || \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver rsync
 
 # Speed against peers, on the artefacts of `make study`; nothing else should run meanwhile.

@@ -18,7 +18,7 @@ fail() {
 }
 
 install_packages() {
-    command -v slurmctld slurmd sbatch munged >/dev/null && return
+    which slurmctld slurmd sbatch munged >/dev/null && return
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends \
