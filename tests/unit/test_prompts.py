@@ -471,3 +471,38 @@ def test_out_of_domain_prompts_from_the_real_archives(name, seed):
     assert min(count["eval"] for count in counts["subsets"].values()) >= 1
     assert len({re.sub(r"\d[\d.,]*", "#", text) for text in texts}) == 24
     assert all(len(c.reference) > 2 for c in held_out if c.reference is not None)
+
+
+def test_a_dot_reads_inside_a_field_of_a_hub_data_set(tmp_path):
+    rows = [{"translation": {"de": f"Satz {i} wort{i}", "en": f"Sentence {i}"}} for i in range(40)]
+    write_jsonl(tmp_path / "hub" / "train.jsonl", rows)
+    cfg = domain(tmp_path, source="hub", path=None, dataset=str(tmp_path / "hub"), split_name="train[:30]")
+    cfg["sources"][0] |= {"template": "Translate: {translation.de}", "reference": "translation.en"}
+    train, held_out, counts = choose_prompts(cfg)
+    assert counts["found"] == 30  # a slice of the split, as `datasets` reads it
+    assert {c.text: c.reference for c in [*train, *held_out]} == {
+        f"Translate: Satz {i} wort{i}": f"Sentence {i}"
+        for i in range(30)
+        if f"Translate: Satz {i} wort{i}" in {c.text for c in [*train, *held_out]}
+    }
+    cfg["sources"][0]["template"] = "{translation.fr}"
+    with pytest.raises(DraftpoolError, match=r"no field 'fr' in a row.*use one of: de, en"):
+        choose_prompts(cfg)
+
+
+def test_conversations_of_a_hub_data_set_give_their_first_message(tmp_path):
+    rows = [
+        {
+            "id": str(i),
+            "conversations": [{"from": "human", "value": f"q{i} w{i}"}, {"from": "gpt", "value": f"a{i}"}],
+        }
+        for i in range(12)
+    ]
+    write_jsonl(tmp_path / "hub" / "train.jsonl", rows)
+    cfg = domain(tmp_path, source="hub", path=None, dataset=str(tmp_path / "hub"), split_name="train")
+    cfg["sources"][0] |= {"reader": "first_user_message", "template": "{question}", "reference": "answer"}
+    cfg |= {"train": 12, "eval": 0}
+    train, held_out, _ = choose_prompts(cfg)
+    assert held_out == [] and {c.text: c.reference for c in train} == {
+        f"q{i} w{i}": f"a{i}" for i in range(12)
+    }

@@ -104,6 +104,38 @@ def test_first_turn():
     assert only("first_turn", {"turns": ["one"]})["answer"] is None
 
 
+def test_first_turn_of_the_hub_copy():
+    row = only("first_turn", {"prompt": [" one ", "two"], "category": "coding", "reference": []})
+    assert row["question"] == "one" and row["answer"] is None and row["category"] == "coding"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"conversations": [{"from": "human", "value": " hi "}, {"from": "gpt", "value": "ho"}]},
+        {"conversations": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]},
+        {
+            "messages": [
+                {"role": "system", "content": "be brief"},
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "ho"},
+                {"role": "user", "content": "again"},
+            ]
+        },
+    ],
+)
+def test_first_user_message_in_every_form(record):
+    row = only("first_user_message", record)
+    assert (row["question"], row["answer"]) == ("hi", "ho")
+
+
+def test_conversations_that_the_user_does_not_begin_yield_nothing():
+    begun = {"conversations": [{"from": "gpt", "value": "and so on"}, {"from": "human", "value": "go on"}]}
+    assert list(get_reader("first_user_message", "")(begun)) == []
+    assert list(get_reader("first_user_message", "")({"messages": []})) == []
+    assert only("first_user_message", {"messages": [{"role": "user", "content": "hi"}]})["answer"] is None
+
+
 def test_question_context():
     row = only(
         "question_context",

@@ -98,8 +98,25 @@ def multiple_choice(record: dict) -> Iterator[dict]:
 
 @reader("first_turn")
 def first_turn(record: dict) -> Iterator[dict]:
-    """MT-Bench session ``turns`` [text]: ``question`` is the first turn, ``answer`` its reference if any."""
-    yield record | {"question": record["turns"][0].strip(), "answer": (record.get("reference") or [None])[0]}
+    """MT-Bench session ``turns`` or ``prompt`` [text]: ``question`` is the first, ``answer`` its reference if any."""
+    turns = record["turns"] if "turns" in record else record["prompt"]
+    yield record | {"question": turns[0].strip(), "answer": (record.get("reference") or [None])[0]}
+
+
+@reader("first_user_message")
+def first_user_message(record: dict) -> Iterator[dict]:
+    """Chat record ``conversations`` or ``messages`` [{from, value}] or [{role, content}]: ``question``, ``answer``.
+
+    These are the first message and the one after it, in the ShareGPT or the OpenAI form; nothing if the user does not
+    speak first.
+    """
+    messages = record["conversations"] if "conversations" in record else record["messages"]
+    spoken = [
+        (one.get("role") or one["from"], one.get("content") or one.get("value") or "") for one in messages
+    ]
+    spoken = [(role, text.strip()) for role, text in spoken if role != "system"]
+    if spoken and spoken[0][0] in ("user", "human"):
+        yield record | {"question": spoken[0][1], "answer": spoken[1][1] if len(spoken) > 1 else None}
 
 
 @reader("question_context")

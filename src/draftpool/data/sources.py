@@ -277,6 +277,10 @@ def _reference(row: dict, entry: dict, where: str) -> str | None:
 
 
 def _field(row: dict, name: str, where: str):
+    """The value of a field; a dot reads inside one (`translation.de`)."""
+    head, dot, rest = name.partition(".")
+    if name not in row and dot and isinstance(row.get(head), dict):
+        return _field(row[head], rest, where)
     if name not in row:
         raise DraftpoolError(
             f"no field {name!r} in a row", where, f"use one of: {', '.join(sorted(map(str, row)))}"
