@@ -139,6 +139,65 @@ def test_a_prompt_set_is_told_what_it_is_made_of():
     )
 
 
+def train_on(name: str, **others) -> dict:
+    """A further domain that is trained on, its rows from the tiny study's pack."""
+    domain = TINY["domains"]["maths"] | {"train": 30, "eval": 0} | others
+    return {"domains": {name: domain}}
+
+
+def test_drafters_are_trained_on_one_set_of_prompts_and_compared_on_others():
+    changes = train_on("chats") | {
+        "evaluation_domains": ["stories", "maths"],
+        "drafters": {"general": {"domains": ["chats"]}},
+    }
+    plan = plan_of(changes)
+    assert plan.trained_domains == ["chats", "maths"] and plan.evaluation_domains == ["maths", "stories"]
+    assert plan.runs["general-s0"].domains == ["chats"]
+    # Nothing is held out of what is trained on only.
+    assert ("chats", "train") in plan.responses and ("chats", "eval") not in plan.responses
+    assert "chats" not in plan.held_out
+    assert [answers["name"] for answers in plan.score.cfg["answers"]] == list(plan.held_out)
+    # Both domains count as compared: all drafters are scored there.
+    assert {a["name"]: a["drafters"] for a in plan.score.cfg["answers"]}["stories"] is None
+    assert plan.stats_cfg["domains"] == ["maths", "stories"]
+    assert plan.lossless.inputs["prompts"] == [plan.prompts[name].id for name in ("maths", "stories")]
+    assert plan.decodes["mixed", "float32"].cfg["domains"] == ["maths", "stories"]
+    assert plan.prompt_sets["slips"].cfg["domains"] == ["maths", "stories"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluation_domains": ["nope"]}, "config key `evaluation_domains`: unknown domain `nope`"),
+        (
+            {"evaluation_domains": ["maths", "maths"]},
+            "config key `evaluation_domains`: no domain, or one named twice",
+        ),
+        (train_on("chats"), "config key `domains.chats.eval`: no held-out prompts"),
+        (
+            train_on("chats")
+            | {"evaluation_domains": ["maths"], "prompt_sets": {"slips": {"domains": ["chats"]}}},
+            "config key `prompt_sets.slips.domains`: unknown domain `chats`",
+        ),
+        (
+            train_on("chats")
+            | {"evaluation_domains": ["maths"], "decode": {"streams": {"mixed": {"domains": ["chats"]}}}},
+            "config key `decode.streams.mixed.domains`: unknown domain `chats`",
+        ),
+    ],
+)
+def test_domains_that_cannot_be_compared_on_are_refused(changes, message):
+    with pytest.raises(DraftpoolError) as caught:
+        plan_of(changes)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_fixed_chat_options_make_another_target_and_none_the_same():
+    fixed = plan_of({"target": {"chat_options": {"enable_thinking": False}}})
+    assert fixed.target.cfg["chat_options"] == {"enable_thinking": False}
+    assert fixed.target.id != plan_of().target.id and "chat_options" not in plan_of().target.cfg
+
+
 def test_another_model_that_rewords_is_fetched():
     model = {"name": "other", "source": "path", "path": "models/other"}
     plan = plan_of({"prompt_sets": {"said": {"kind": "reworded", "how": "llm", "model": model}}})

@@ -325,6 +325,30 @@ def test_fetched_target_is_the_same_model(family, source, targets, tmp_path) -> 
     assert end_ids(loaded, load(folder).hf_config) == [2]
 
 
+def test_chat_options_are_fixed_in_the_template(targets, tmp_path) -> None:
+    shutil.copytree(targets.llama, tmp_path / "in")
+    tokenizer = load_tokenizer(tmp_path / "in")
+    tokenizer.chat_template = (
+        "{{ messages[0].content }}{% if enable_thinking is defined and enable_thinking is false %} quick"
+        "{% else %} slow{% endif %} {{ depth }}"
+    )
+    tokenizer.save_pretrained(tmp_path / "in")
+    options = {"enable_thinking": False, "depth": "a 'b' \"c\""}
+    fetch_target(_cfg("path", tmp_path / "in") | {"chat_options": options}, tmp_path / "out")
+    say = [{"role": "user", "content": "hello"}]
+
+    def shown(folder):
+        return load_tokenizer(folder).apply_chat_template(say, tokenize=False)
+
+    assert shown(tmp_path / "in") == "hello slow "
+    assert shown(tmp_path / "out") == "hello quick a 'b' \"c\""
+    with pytest.raises(DraftpoolError, match="does not read `enable_thinkin`"):
+        fetch_target(
+            _cfg("path", tmp_path / "in") | {"chat_options": {"enable_thinkin": False}}, tmp_path / "none"
+        )
+    assert not (tmp_path / "none").exists()
+
+
 def test_prompts_without_a_chat_template_are_joined(targets) -> None:
     plain = load_tokenizer(targets.llama)
     plain.chat_template = None

@@ -49,7 +49,7 @@ class Domain(Strict):
         description="Training prompts wanted (specialists may use all of them); 0: out of the pool's domains, "
         "met in streams that name it only."
     )
-    eval: Annotated[int, Field(ge=1)] = Field(description="Held-out prompts wanted.")
+    eval: Annotated[int, Field(ge=0)] = Field(description="Held-out prompts wanted; 0: trained on only.")
     max_prompt_chars: int | None = Field(None, description="Longer user messages are left out.", ge=1)
     split_by: Literal["group"] | None = Field(None, description="`group`: split `both` sources by group.")
     near_duplicate_jaccard: float = Field(
@@ -251,6 +251,12 @@ class Study(Strict):
     target: Target = Field(description="The target model.")
     archives: dict[str, Archive] = Field(description="Pinned packages that prompts are read from.")
     domains: dict[str, Domain] = Field(description="Prompt domains.", min_length=1)
+    evaluation_domains: list[str] | None = Field(
+        None,
+        description="Domains that drafters are compared on: means, the gate, costs, `all` of streams and prompt sets. "
+        "Null: those with training prompts.",
+        min_length=1,
+    )
     prompt_sets: dict[str, PromptSet] = Field(
         default={},
         description="Held-out prompts reworded, sampled, or joined to sessions; streams name them.",

@@ -19,6 +19,7 @@ from draftpool.config.plan_decode import decode_artefacts, lossless_artefact, pr
 from draftpool.config.plan_drafters import DrafterRun, drafter_artefact, runs_of, told_of_drafters
 from draftpool.config.plan_pools import PoolPlan, check_pools, main_pool, pools_of
 from draftpool.config.plan_prompts import (
+    check_domains,
     check_sets,
     known_names,
     model_artefact,
@@ -71,17 +72,27 @@ class Plan:
 
     @cached_property
     def trained_domains(self) -> list[str]:
-        """Domains with training prompts; the others are met in streams that name them only."""
+        """Domains with training prompts: `all` of recipes."""
         return [name for name, domain in self.study.domains.items() if domain.train > 0]
 
+    @cached_property
+    def evaluation_domains(self) -> list[str]:
+        """Domains that drafters are compared on; the others are met in streams that name them only."""
+        named = self.study.evaluation_domains
+        return self.trained_domains if named is None else sorted(named)
+
     def domain_names(self, wanted: list[str] | str, where: str) -> list[str]:
-        """Domains that a key asks for."""
+        """Domains that a recipe is trained on."""
         return known_names(wanted, list(self.study.domains), self.trained_domains, where)
+
+    def set_domains(self, wanted: list[str] | str, where: str) -> list[str]:
+        """Domains whose held-out prompts a prompt set takes."""
+        return known_names(wanted, list(self.prompts_held_out), self.evaluation_domains, where)
 
     def stream_names(self, wanted: list[str] | str, where: str) -> list[str]:
         """Domains and prompt sets that a stream mixes."""
-        known = [*self.study.domains, *self.study.prompt_sets]
-        return known_names(wanted, known, self.trained_domains, where)
+        known = [*self.prompts_held_out, *self.study.prompt_sets]
+        return known_names(wanted, known, self.evaluation_domains, where)
 
     # -- drafters -----------------------------------------------------------------------------------------
 
@@ -134,6 +145,7 @@ class Plan:
             raise DraftpoolError(
                 "live decoding needs a pool", "config key `pool`", "list drafters, or empty `decode.streams`"
             )
+        check_domains(self)
         check_pools(self)
         check_sets(self)
 
@@ -158,6 +170,11 @@ class Plan:
             made[name] = Artefact(make_id(name, cfg), cfg)
         return made
 
+    @property
+    def prompts_held_out(self) -> dict[str, Artefact]:
+        """The prompt folders of domains with held-out prompts."""
+        return {name: made for name, made in self.prompts.items() if self.study.domains[name].eval > 0}
+
     @cached_property
     def prompt_sets(self) -> dict[str, Artefact]:
         """The prompt folder of each prompt set."""
@@ -166,7 +183,7 @@ class Plan:
     @cached_property
     def held_out(self) -> dict[str, Artefact]:
         """Prompt folders with held-out prompts: of the domains, then of the prompt sets."""
-        return self.prompts | self.prompt_sets
+        return self.prompts_held_out | self.prompt_sets
 
     @cached_property
     def responses(self) -> dict[tuple[str, str], Artefact]:
@@ -263,7 +280,7 @@ class Plan:
         """Configuration of compute_stats."""
         return {
             "study": self.study.experiment,
-            "domains": self.trained_domains,
+            "domains": self.evaluation_domains,
             "drafters": told_of_drafters(self),
             "pool": list(self.study.pool),
             "pools": [

@@ -27,7 +27,7 @@ def lossless_artefact(plan: Plan, make: type[Artefact]) -> Artefact:
     }
     inputs = {
         "target": plan.target.id,
-        "prompts": [plan.prompts[domain].id for domain in plan.trained_domains],
+        "prompts": [plan.prompts[domain].id for domain in plan.evaluation_domains],
     }
     return make(make_id("lossless", cfg | inputs), cfg, inputs)
 

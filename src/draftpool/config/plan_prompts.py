@@ -34,9 +34,30 @@ def known_names(wanted: list[str] | str, known: list[str], every: list[str], whe
     return list(wanted)
 
 
+def check_domains(plan: Plan) -> None:
+    """Check which domains are compared on.
+
+    Raises:
+        DraftpoolError: If one is unknown or has no held-out prompts.
+    """
+    held_out = [name for name, domain in plan.study.domains.items() if domain.eval > 0]
+    if plan.study.evaluation_domains is not None:
+        known_names(plan.study.evaluation_domains, list(plan.study.domains), [], "evaluation_domains")
+    for name in plan.evaluation_domains:
+        if name not in held_out:
+            raise DraftpoolError(
+                "no held-out prompts, and drafters are compared on it",
+                f"config key `domains.{name}.eval`",
+                "raise it, or list other domains under `evaluation_domains`",
+            )
+
+
 def model_artefact(target: Target, make: type[Artefact]) -> Artefact:
     """The folder of a model."""
     cfg = target.model_dump(exclude={"taps", "name", "backend"})
+    if target.chat_options is None:
+        # Told where it changes something only, so that ids of other targets stay what they were.
+        cfg.pop("chat_options")
     if target.source == "path":
         # Sizes tell most changes of weights and cost nothing at every parse.
         folder = Path(target.path)
@@ -70,7 +91,7 @@ def check_sets(plan: Plan) -> None:
         where = f"config key `prompt_sets.{name}`"
         if name in study.domains:
             raise DraftpoolError(f"`{name}` is a domain already", where, "rename one of the two")
-        domains = plan.domain_names(options.domains, f"prompt_sets.{name}.domains")
+        domains = plan.set_domains(options.domains, f"prompt_sets.{name}.domains")
         if isinstance(options, Sessions) and options.turns > len(domains):
             raise DraftpoolError(
                 f"{options.turns} turns from {len(domains)} domains",
@@ -96,7 +117,7 @@ def set_artefacts(plan: Plan, make: type[Artefact]) -> dict[str, Artefact]:
     """The prompt folder of each prompt set."""
     made = {}
     for name, options in plan.study.prompt_sets.items():
-        domains = plan.domain_names(options.domains, f"prompt_sets.{name}.domains")
+        domains = plan.set_domains(options.domains, f"prompt_sets.{name}.domains")
         cfg: dict[str, Any] = {
             "name": name,
             "kind": options.kind,
@@ -141,10 +162,12 @@ def answer_options(options: PromptSet, study: Study) -> dict[str, Any]:
 def response_artefacts(plan: Plan, make: type[Artefact]) -> dict[tuple[str, str], Artefact]:
     """The target's answers per (domain, split); those of prompt sets count as `eval`."""
     study, made = plan.study, {}
-    for name, prompts in plan.held_out.items():
+    for name, prompts in (plan.prompts | plan.prompt_sets).items():
         options = study.prompt_sets.get(name)
         for split in ("train", "eval"):
             if split == "train" and (options is not None or study.domains[name].train == 0):
+                continue
+            if split == "eval" and name not in plan.held_out:
                 continue
             cfg = study.responses.model_dump() | {
                 "domain": name,

@@ -55,7 +55,7 @@ def costs_artefact(plan: Plan, make: type[Artefact], pool: PoolPlan) -> list[Art
     }
     inputs = {
         "target": plan.target.id,
-        "responses": [plan.responses[domain, "eval"].id for domain in plan.trained_domains],
+        "responses": [plan.responses[domain, "eval"].id for domain in plan.evaluation_domains],
     }
     return [make(make_id("costs", cfg | inputs), cfg, inputs)]
 

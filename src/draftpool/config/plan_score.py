@@ -27,7 +27,7 @@ def _scored_on(plan: Plan, name: str, played: dict[str, list[str]]) -> list[str]
 
     On sampled sets drafters of the main pool's kinds are compared.
     """
-    if name in plan.trained_domains or not plan.study.pool:
+    if name in plan.evaluation_domains or not plan.study.pool:
         return None
     wanted = {*plan.study.pool, *played.get(name, [])}
     if temperature_of(plan.study, name) > 0.0:
@@ -45,7 +45,7 @@ def score_artefact(plan: Plan, make: type[Artefact]) -> Artefact:
     if learning:
         # What statistics read, with or without replay.
         everything = {
-            "domains": plan.trained_domains,
+            "domains": plan.evaluation_domains,
             "prompts_per_domain": None,
             "order": "blocks",
             "seed": 0,
@@ -65,7 +65,7 @@ def score_artefact(plan: Plan, make: type[Artefact]) -> Artefact:
                 "temperature": temperature_of(study, name),
                 "top_p": top_p_of(study, name),
                 "prompts": study.score.prompts_per_domain if name in plan.prompts else None,
-                "bd_full": study.score.bd_full_prompts if name in plan.trained_domains else 0,
+                "bd_full": study.score.bd_full_prompts if name in plan.evaluation_domains else 0,
                 "drafters": _scored_on(plan, name, played),
             }
             for name in plan.held_out

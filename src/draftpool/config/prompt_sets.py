@@ -12,7 +12,8 @@ from draftpool.config.target import Target
 
 class _PromptSet(Strict):
     domains: list[str] | Literal["all"] = Field(
-        "all", description="Domains whose held-out prompts are taken; `all`: those that are trained on."
+        "all",
+        description="Domains whose held-out prompts are taken; `all`: those that drafters are compared on.",
     )
     prompts_per_domain: int = Field(4, description="Held-out prompts of each domain.", ge=1)
     seed: int = Field(0, description="Seed of what is drawn.")

@@ -43,6 +43,11 @@ class Target(Strict):
         min_length=1,
     )
 
+    chat_options: dict[str, bool | int | str] | None = Field(
+        None,
+        description="Variables of the chat template, fixed when the target is fetched, for example "
+        "`{enable_thinking: false}`.",
+    )
     backend: Literal["fast", "transformers"] = Field(
         "fast",
         description="`fast`: our own forward pass (Llama, Qwen2 and Qwen3 families; others fall back with a "

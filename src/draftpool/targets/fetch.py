@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import re
 import tempfile
 from pathlib import Path
 
@@ -61,11 +63,29 @@ def _from_transformers(name: str, revision: str | None, where: str):
     return model, tokenizer
 
 
+def fix_chat_options(tokenizer, options: dict, where: str = "config key `target.chat_options`") -> None:
+    """Set variables of the chat template, so that every stage renders the same prompts.
+
+    Raises:
+        DraftpoolError: If there is no chat template, or it does not read a variable.
+    """
+    template = tokenizer.chat_template
+    if not isinstance(template, str):
+        raise DraftpoolError("this tokenizer has no chat template", where, "leave it out")
+    for name in options:
+        if not re.search(rf"\b{re.escape(name)}\b", template):
+            raise DraftpoolError(f"the chat template does not read `{name}`", where, "correct the name")
+    # JSON writes what Jinja reads: true, 3, "text".
+    fixed = "".join(f"{{%- set {name} = {json.dumps(value)} %}}" for name, value in sorted(options.items()))
+    tokenizer.chat_template = fixed + template
+
+
 def fetch_target(cfg: dict, out: Path) -> None:
     """Write the target folder: `model.safetensors`, configuration, tokenizer, `draftpool.json`, provenance.
 
     Args:
-        cfg: Fields of the `target` block (`source`, and `archive` + `member`, `model_id` + `revision`, or `path`).
+        cfg: Fields of the `target` block (`source`, and `archive` + `member`, `model_id` + `revision`, or `path`;
+            `chat_options`, if there are any).
         out: Folder to write.
 
     Raises:
@@ -93,6 +113,8 @@ def fetch_target(cfg: dict, out: Path) -> None:
             "config key `target`",
             "give the tokenizer that belongs to the model",
         )
+    if cfg.get("chat_options"):
+        fix_chat_options(tokenizer, cfg["chat_options"])
     with atomic_dir(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
