@@ -7,16 +7,15 @@ import re
 import sys
 from pathlib import Path
 
-from draftpool import figures, tables
 from draftpool.artefacts import canonical_json
 from draftpool.config.digest import code_digest
 from draftpool.config.environment import lock_results, prepare_jobs
 from draftpool.config.hardware import uses_gpu
 from draftpool.config.load import read_yaml, resolve
+from draftpool.config.outputs import figure_names, table_names
 from draftpool.config.overview import banner, write_overview
 from draftpool.config.plan import Plan
 from draftpool.config.stages import check_kinds, stage_code
-from draftpool.data.streams import MAIN
 from draftpool.errors import DraftpoolError
 from snakemake.exceptions import WorkflowError
 
@@ -58,22 +57,8 @@ except WorkflowError:
     THREADS = 4
 GPU = int(uses_gpu(PLAN.study.device))
 
-# What a figure or table needs of a study stands beside its module.
-PARTS = {
-    "scored": True,
-    "pool": bool(PLAN.study.pool),
-    "live": bool(PLAN.decodes),
-    "profile": bool(PLAN.profiles),
-    "replay": bool(ARTEFACTS["replay_selectors"]),
-    # Live streams of which rounds can be compared, and of those the ones that are replayed.
-    "live exact": any(PLAN.pool_of_stream(name) == MAIN for name in PLAN.exact_streams),
-    "replay and live": bool(ARTEFACTS["replay_selectors"]) and any(PLAN.replayed_live),
-    "pool_sizes": bool(ARTEFACTS["replay_selectors"]) and PLAN.study.replay.pool_sizes is not None,
-    "pools": bool(PLAN.study.pools),
-    "sweeps": any(sweep.group != "objective" for sweep in PLAN.study.sweeps.values()),
-}
-FIGURE_NAMES = [name for name, part in figures.FIGURES.items() if PARTS[part]]
-TABLE_NAMES = [name for name, part in tables.TABLES.items() if PARTS[part]]
+FIGURE_NAMES = figure_names(PLAN)
+TABLE_NAMES = table_names(PLAN)
 FIGURES = [f"{STUDY}/figures/{name}.{end}" for name in FIGURE_NAMES for end in ("png", "pdf")]
 TABLES = [f"{STUDY}/tables/{name}.{end}" for name in TABLE_NAMES for end in ("csv", "md", "tex")]
 
