@@ -17,7 +17,7 @@ from draftpool.errors import DraftpoolError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = REPOSITORY / "tests/workflow/config.yaml"
-OVERLAYS = sorted(path for path in (REPOSITORY / "config").glob("*.yaml") if path.stem != "claims")
+OVERLAYS = sorted(path for path in (REPOSITORY / "config").rglob("*.yaml") if path.stem != "claims")
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DOMAINS = ["code", "maths", "qa", "rag", "sql", "summarisation"]
 # `smoke` has a test of its own, and `claims` is no study.
 STUDIES = sorted(
-    path.name for path in (REPOSITORY / "config").glob("*.yaml") if path.stem not in ("smoke", "claims")
+    str(path.relative_to(REPOSITORY / "config"))
+    for path in (REPOSITORY / "config").rglob("*.yaml")
+    if path.stem not in ("smoke", "claims", "scaling", "experts-100x", "qwen3-32b")
 )
 SCORED = {"heatmap_tau", "objectives", "surrogate", "training_dynamics"}
 LIVE = {"arm_choice", "regret_curves", "selectors", "time_split"}
