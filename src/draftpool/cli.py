@@ -195,7 +195,28 @@ def _parser() -> argparse.ArgumentParser:
         "check_config", help="check configuration files, later ones laid over earlier ones"
     )
     command.add_argument("files", type=Path, nargs="+")
+    _add_plan(commands.add_parser("plan", help="estimate jobs, hours, disk and memory of studies"))
     return parser
+
+
+def _add_plan(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--config",
+        type=Path,
+        nargs="+",
+        action="append",
+        metavar="FILE",
+        help="configuration files, later ones laid over earlier ones; an overlay alone is laid over "
+        "config/default.yaml; once more for another study (default: config/default.yaml)",
+    )
+    command.add_argument("--gpu", default="h200", help="GPU of studies with `device: cuda`: h200, h100, a100")
+    command.add_argument("--answer-tokens", type=float, help="mean tokens of an answer")
+    command.add_argument("--prompt-tokens", type=float, help="mean tokens of a prompt")
+    command.add_argument("--times", type=int, default=1, help="so many times the prompts and training steps")
+    command.add_argument(
+        "--shape", action="append", default=[], metavar="MODEL=FILE", help="config.json of a model"
+    )
+    command.add_argument("--json", action="store_true", help="print numbers as JSON")
 
 
 def _run_stage(arguments: argparse.Namespace) -> None:
@@ -229,6 +250,18 @@ def _run(arguments: argparse.Namespace) -> None:
         from draftpool.drafters.published import export_drafter
 
         export_drafter(arguments.drafter, arguments.target, arguments.out)
+    elif arguments.command == "plan":
+        from draftpool.estimate.command import print_plan
+
+        print_plan(
+            arguments.config or [[Path("config/default.yaml")]],
+            arguments.json,
+            arguments.shape,
+            gpu=arguments.gpu,
+            answer_tokens=arguments.answer_tokens,
+            prompt_tokens=arguments.prompt_tokens,
+            times=arguments.times,
+        )
     else:
         from draftpool.config.load import load
         from draftpool.config.plan import Plan

@@ -1,0 +1,1 @@
+"""What a study will take: counts of its artefacts times costs per unit, without running or loading anything."""
