@@ -3,12 +3,16 @@
     python bench/derive_unit_costs.py RESULTS --machine "PROCESSOR, CORES" --out src/draftpool/estimate/measured.json
 
 RESULTS is the `results/` folder of a finished run of the default study on a CPU. Nothing is typed by hand: times are
-those of `RESULTS/benchmarks`, counts and bytes those of the study's artefacts.
+those of `RESULTS/benchmarks`, counts and bytes those of the study's artefacts. Dry runs are timed here.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
+import tempfile
+import time
 from collections import Counter, defaultdict
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +23,13 @@ from draftpool.artefacts import read_json, write_json
 from draftpool.config.load import load
 from draftpool.config.plan import Plan
 from draftpool.data.streams import session_of
+from draftpool.estimate.command import estimate_study
 from draftpool.estimate.counts import count_work
 from draftpool.estimate.lengths import Lengths
 from draftpool.estimate.world import World
 from draftpool.selectors.base import PLAIN
 
+DRY_RUNS = 3
 FOLDERS = {
     "fetch_target": "targets",
     "prepare_prompts": "prompts",
@@ -206,6 +212,7 @@ def derive(results: Path, machine: str) -> dict:
             "check_lossless/job": sizes["check_lossless"],
             "study": size(results / "default"),
         },
+        "dry_run": dry_run_line(),
         "study": {
             "seconds": {stage: round(value[0], 2) for stage, value in times.items()},
             "jobs": {stage: len(names) for stage, names in ids.items()},
@@ -223,6 +230,31 @@ def derive(results: Path, machine: str) -> dict:
 def once_of(results: Path, name: str) -> float:
     """Seconds of a job that a study has once."""
     return float(pd.read_csv(results / "benchmarks" / f"{name}-default.tsv", sep="\t")["s"].iloc[0])
+
+
+def dry_run(*overlays: Path) -> float:
+    """Seconds of `snakemake -n` before anything was made, the fastest of a few."""
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-m", "snakemake", "-n", "--snakefile", str(root / "Snakefile")]
+    flags = ["--configfile", *map(str, overlays)] if overlays else []
+    fastest = float("inf")
+    for _ in range(DRY_RUNS):
+        with tempfile.TemporaryDirectory() as folder:
+            begin = time.perf_counter()
+            subprocess.run([*command, "--directory", folder, *flags], check=True, capture_output=True)
+            fastest = min(fastest, time.perf_counter() - begin)
+    return fastest
+
+
+def dry_run_line() -> dict[str, float]:
+    """Seconds of a dry run as a line over jobs, through a small and a large study."""
+    paper = Path(__file__).resolve().parents[1] / "config" / "paper"
+    names = ("qwen3-8b.yaml", "scaling/seven-experts.yaml", "scaling/hundred-seeds.yaml")
+    large = [paper / name for name in names]
+    points = [(estimate_study(files).total.jobs, dry_run(*files)) for files in (large[:2], large)]
+    (few, short), (many, long) = points
+    per_job = (long - short) / (many - few)
+    return {"job": per_job, "fixed": short - few * per_job}
 
 
 def times_of(results: Path, stage: str, id: str) -> float:

@@ -216,6 +216,7 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--shape", action="append", default=[], metavar="MODEL=FILE", help="config.json of a model"
     )
+    command.add_argument("--brief", action="store_true", help="print totals of studies, and stages of all")
     command.add_argument("--json", action="store_true", help="print numbers as JSON")
 
 
@@ -256,6 +257,7 @@ def _run(arguments: argparse.Namespace) -> None:
         print_plan(
             arguments.config or [[Path("config/default.yaml")]],
             arguments.json,
+            arguments.brief,
             arguments.shape,
             gpu=arguments.gpu,
             answer_tokens=arguments.answer_tokens,

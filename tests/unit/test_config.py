@@ -17,7 +17,12 @@ from draftpool.errors import DraftpoolError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = REPOSITORY / "tests/workflow/config.yaml"
-OVERLAYS = sorted(path for path in (REPOSITORY / "config").rglob("*.yaml") if path.stem != "claims")
+# Those in `scaling/` are laid over other overlays.
+OVERLAYS = sorted(
+    path
+    for path in (REPOSITORY / "config").rglob("*.yaml")
+    if path.stem != "claims" and path.parent.name != "scaling"
+)
 
 
 @pytest.fixture

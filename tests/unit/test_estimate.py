@@ -122,7 +122,7 @@ def test_scored_anchors_equal_loops_over_answers_drafters_and_positions(shape_fi
     for answers in world.plan.score.cfg["answers"]:
         texts = texts_of(world.plan, answers["name"], "eval", LENGTHS)
         for _ in range(int(texts.answers)):
-            tokens += int(texts.prompt) + 10 - 1
+            tokens += texts.prompt + 10 - 1
             for name in answers["drafters"] or world.plan.runs:
                 for _ in range(10 - 1):
                     rows += 1

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from draftpool.estimate.command import estimate_study
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 DOMAINS = ["code", "maths", "qa", "rag", "sql", "summarisation"]
@@ -18,8 +20,9 @@ DOMAINS = ["code", "maths", "qa", "rag", "sql", "summarisation"]
 STUDIES = sorted(
     str(path.relative_to(REPOSITORY / "config"))
     for path in (REPOSITORY / "config").rglob("*.yaml")
-    if path.stem not in ("smoke", "claims", "scaling", "experts-100x", "qwen3-32b")
+    if path.stem not in ("smoke", "claims") and path.parent.name != "scaling"
 )
+PAPER = REPOSITORY / "config" / "paper"
 SCORED = {"heatmap_tau", "objectives", "surrogate", "training_dynamics"}
 LIVE = {"arm_choice", "regret_curves", "selectors", "time_split"}
 PROFILED = {"round_profile"}
@@ -85,6 +88,25 @@ def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
 def test_every_study_of_the_repository_can_be_planned(tmp_path, overlay):
     stats = job_stats(dry_run(tmp_path, "--configfile", str(REPOSITORY / "config" / overlay)))
     assert stats["train_drafter"] >= 2 and stats["compute_stats"] == 1
+    # `draftpool plan` knows every job.
+    assert estimate_study([REPOSITORY / "config" / overlay]).total.jobs == stats["total"]
+
+
+@pytest.mark.parametrize(
+    "overlays",
+    [
+        ("qwen3-8b.yaml", "scaling/seven-experts.yaml"),
+        ("llama31-8b.yaml", "scaling/seven-experts.yaml"),
+        ("qwen3-8b.yaml", "scaling/seven-experts.yaml", "scaling/qwen3-32b.yaml"),
+        ("qwen3-8b.yaml", "scaling/seven-experts.yaml", "scaling/hundred-seeds.yaml"),
+    ],
+)
+def test_overlays_over_the_papers_studies_can_be_planned(tmp_path, overlays):
+    files = [PAPER / name for name in overlays]
+    stats = job_stats(dry_run(tmp_path, "--configfile", *map(str, files)))
+    assert stats["train_drafter"] == (701 if "hundred" in overlays[-1] else 8)
+    assert stats["decode_live"] == 2 * 8
+    assert estimate_study(files).total.jobs == stats["total"]
 
 
 def test_targets_ask_for_their_part_only(new_checkout):

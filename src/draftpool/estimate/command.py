@@ -18,6 +18,7 @@ from draftpool.estimate.table import (
     Estimate,
     as_json,
     by_stage,
+    by_study,
     estimate,
     estimate_text,
     machine_of,
@@ -127,15 +128,20 @@ def estimate_study(
     return estimate(world, machine)
 
 
-def plan_text(estimates: list[Estimate]) -> str:
-    """What is printed of several studies."""
-    parts = [estimate_text(one) for one in estimates]
-    if len(estimates) > 1:
+def plan_text(estimates: list[Estimate], brief: bool = False) -> str:
+    """What is printed of several studies; brief: only their totals, and the stages of all together."""
+    if brief:
+        parts = [table_text(by_study(estimates), total_of(estimates)).replace("stage", "study", 1)]
+    else:
+        parts = [estimate_text(one) for one in estimates]
+    if brief or len(estimates) > 1:
         parts.append("all studies\n\n" + table_text(by_stage(estimates), total_of(estimates)))
     return "\n\n\n".join(parts)
 
 
-def print_plan(studies: list[list[Path]], as_data: bool, shapes: list[str], **options: Any) -> None:
+def print_plan(
+    studies: list[list[Path]], as_data: bool, brief: bool, shapes: list[str], **options: Any
+) -> None:
     """Print the estimates of studies as text or JSON.
 
     Raises:
@@ -143,4 +149,6 @@ def print_plan(studies: list[list[Path]], as_data: bool, shapes: list[str], **op
     """
     given = given_shapes(shapes)
     estimates = [estimate_study(files, shapes=given, **options) for files in studies]
-    print(json.dumps(as_json(estimates), indent=2, sort_keys=True) if as_data else plan_text(estimates))
+    print(
+        json.dumps(as_json(estimates), indent=2, sort_keys=True) if as_data else plan_text(estimates, brief)
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftpool.config.hardware import uses_gpu
 from draftpool.estimate.counts import count_work
-from draftpool.estimate.machines import Cpu, Gpu, Machine
+from draftpool.estimate.machines import MEASURED, Cpu, Gpu, Machine, measured
 from draftpool.estimate.space import space_of
 from draftpool.estimate.world import World
 
@@ -156,13 +156,17 @@ def table_text(rows: list[Row], total: Row) -> str:
 def estimate_text(one: Estimate) -> str:
     """A study's head, table and assumptions."""
     assumed = ", ".join(f"{name} {value:.3g}" for name, value in one.assumptions.items())
-    head = [
-        f"study:    {one.experiment}",
-        f"target:   {one.target}",
-        f"machine:  {one.machine}",
-        f"assumed:  {assumed}",
-    ]
-    return "\n".join([*head, "", table_text(one.rows, one.total)])
+    line = measured()["dry_run"]
+    seconds = line["fixed"] + line["job"] * one.total.jobs
+    head = {
+        "study": one.experiment,
+        "target": one.target,
+        "machine": one.machine,
+        "assumed": assumed,
+        "dry run": f"{seconds:.2g} s of `snakemake -n` ({MEASURED} on the CPU)",
+    }
+    lines = [f"{name + ':':<9} {value}" for name, value in head.items()]
+    return "\n".join([*lines, "", table_text(one.rows, one.total)])
 
 
 def by_stage(estimates: list[Estimate]) -> list[Row]:
@@ -172,7 +176,14 @@ def by_stage(estimates: list[Estimate]) -> list[Row]:
         for row in one.rows:
             key = (row.stage, row.basis)
             rows[key] = rows[key] + row if key in rows else row
-    return list(rows.values())
+    # Parts of a stage that are priced otherwise stand together.
+    order = list(dict.fromkeys(stage for stage, _ in rows))
+    return sorted(rows.values(), key=lambda row: order.index(row.stage))
+
+
+def by_study(estimates: list[Estimate]) -> list[Row]:
+    """A row a study."""
+    return [replace(one.total, stage=one.experiment) for one in estimates]
 
 
 def total_of(estimates: list[Estimate]) -> Row:
