@@ -8,6 +8,7 @@ from typing import Any
 from draftpool.config.hardware import uses_gpu
 from draftpool.estimate.counts import count_work
 from draftpool.estimate.machines import MEASURED, Cpu, Gpu, Machine, measured
+from draftpool.estimate.shapes import target_model
 from draftpool.estimate.space import space_of
 from draftpool.estimate.world import World
 
@@ -110,7 +111,9 @@ def estimate(world: World, machine: Machine) -> Estimate:
     }
     kinds = sorted({run.kind for run in world.plan.runs.values()})
     assumptions |= {f"tau {kind}": world.tau_of(kind) for kind in kinds}
-    return Estimate(study.experiment, world.plan.target.id, machine.name, assumptions, list(rows.values()))
+    return Estimate(
+        study.experiment, target_model(study.target), machine.name, assumptions, list(rows.values())
+    )
 
 
 def size_text(size: float) -> str:
