@@ -13,7 +13,19 @@ from draftpool.estimate.space import space_of
 from draftpool.estimate.world import World
 
 HOUR = 3600.0
-COLUMNS = ("stage", "jobs", "GPU h", "CPU h", "disk", "scratch", "files", "host", "GPU mem", "rests on")
+COLUMNS = (
+    "stage",
+    "jobs",
+    "GPU h",
+    "CPU h",
+    "longest",
+    "disk",
+    "scratch",
+    "files",
+    "host",
+    "GPU mem",
+    "rests on",
+)
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -25,6 +37,7 @@ class Row:
         stage: Stage, and what tells its part apart.
         jobs: Jobs.
         gpu_seconds, cpu_seconds: Sums over jobs of wall-clock time with and without a GPU.
+        longest: Wall-clock time of the longest job.
         disk, scratch: Bytes of all its artefacts, and beside them.
         files: Files.
         host, device: Largest peak memory of a job, in bytes.
@@ -35,6 +48,7 @@ class Row:
     jobs: int
     gpu_seconds: float
     cpu_seconds: float
+    longest: float
     disk: float
     scratch: float
     files: float
@@ -43,12 +57,13 @@ class Row:
     basis: str
 
     def __add__(self, other: Row) -> Row:
-        """Both together; memory is that of the larger."""
+        """Both together; the longest job and the largest memory are those of either."""
         return replace(
             self,
             jobs=self.jobs + other.jobs,
             gpu_seconds=self.gpu_seconds + other.gpu_seconds,
             cpu_seconds=self.cpu_seconds + other.cpu_seconds,
+            longest=max(self.longest, other.longest),
             disk=self.disk + other.disk,
             scratch=self.scratch + other.scratch,
             files=self.files + other.files,
@@ -57,7 +72,7 @@ class Row:
         )
 
 
-NOTHING = Row("total", 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "")
+NOTHING = Row("total", 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "")
 
 
 @dataclass(frozen=True)
@@ -94,6 +109,7 @@ def estimate(world: World, machine: Machine) -> Estimate:
             jobs,
             price.seconds if price.on_gpu else 0.0,
             0.0 if price.on_gpu else price.seconds,
+            price.seconds / max(1, jobs),
             space.disk,
             space.scratch,
             space.files,
@@ -136,7 +152,7 @@ def cells(row: Row) -> list[str]:
     """The cells of a row as text."""
     sizes = [size_text(size) if size else "-" for size in (row.disk, row.scratch)]
     memory = [size_text(size) if size else "-" for size in (row.host, row.device)]
-    times = [_hours(row.gpu_seconds), _hours(row.cpu_seconds)]
+    times = [_hours(seconds) for seconds in (row.gpu_seconds, row.cpu_seconds, row.longest)]
     return [row.stage, str(row.jobs), *times, *sizes, f"{row.files:.0f}", *memory, row.basis]
 
 
