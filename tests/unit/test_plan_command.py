@@ -91,8 +91,8 @@ def test_predicted_memory_is_within_a_factor_of_two_of_the_large_stages():
 def test_the_published_step_is_priced_as_published():
     told, gpu = published()["training"], Gpu()
     # Two sequences use a quarter of the peak; twelve would need more than there is.
-    assert 0.2 < gpu._training / gpu.peak["bfloat16"] < 0.35
-    assert 12 / told["sequences"] * gpu._training > gpu.peak["bfloat16"]
+    assert 0.2 < gpu.training_rate / gpu.peak["bfloat16"] < 0.35
+    assert 12 / told["sequences"] * gpu.training_rate > gpu.peak["bfloat16"]
     files = [REPOSITORY / "config/paper/qwen3-4b.yaml"]
     rows = {row.stage: row for row in estimate_study(files).rows}
     train = rows["train_drafter block"]

@@ -126,14 +126,18 @@ class Cpu:
 
 
 class Gpu:
-    """One GPU; stages that use none are priced as measured on the CPU."""
+    """One GPU; stages that use none are priced as measured on the CPU.
+
+    Attributes:
+        training_rate: FLOP/s of D-PACE's published step, which prices trainings of block drafters.
+    """
 
     def __init__(self, name: str = "h200"):
         self.peak, self.utilisation = published()["gpus"][name], published()["utilisation"]
         self.name = f"one {name.upper()} a job"
         others = published()["lengths"]
         self.lengths = Lengths(1.0, 1.0, others["answer"], others["prompt"])
-        self._training = self._published_training()
+        self.training_rate = self._published_training()
 
     def tau(self, model: str) -> Mapping[str, float]:
         """Published tokens per target call."""
@@ -187,7 +191,7 @@ class Gpu:
             return self._writing(work, shape, work.detail if work.detail in ITEM else "float32")
         if work.stage == "train_drafter":
             if work.detail == "block":
-                return Price(counts["flops"] / self._training, True, PUBLISHED)
+                return Price(counts["flops"] / self.training_rate, True, PUBLISHED)
             return Price(counts["flops"] / (self.peak["bfloat16"] * self.utilisation), True, ROOFLINE)
         if work.stage == "score_pool":
             flops = counts["drafter_flops"] + 2 * shape.multiplied * counts["target_tokens"]

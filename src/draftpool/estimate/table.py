@@ -9,7 +9,7 @@ from draftpool.config.hardware import uses_gpu
 from draftpool.estimate.counts import count_work
 from draftpool.estimate.machines import MEASURED, Cpu, Gpu, Machine, measured
 from draftpool.estimate.shapes import target_model
-from draftpool.estimate.space import space_of
+from draftpool.estimate.space import FILES, space_of
 from draftpool.estimate.world import World
 
 HOUR = 3600.0
@@ -91,6 +91,12 @@ class Estimate:
         return sum(self.rows, replace(NOTHING, jobs=1))
 
 
+def in_order(rows: dict[tuple[str, str], Row]) -> list[Row]:
+    """Rows by stage, parts of a stage that are priced otherwise together."""
+    stages = list(FILES)
+    return sorted(rows.values(), key=lambda row: stages.index(row.stage.split()[0]))
+
+
 def machine_of(device: str, gpu: str) -> Machine:
     """What a study with this `device` runs on; `auto` is what this machine has."""
     return Gpu(gpu) if uses_gpu(device) else Cpu()
@@ -127,9 +133,7 @@ def estimate(world: World, machine: Machine) -> Estimate:
     }
     kinds = sorted({run.kind for run in world.plan.runs.values()})
     assumptions |= {f"tau {kind}": world.tau_of(kind) for kind in kinds}
-    return Estimate(
-        study.experiment, target_model(study.target), machine.name, assumptions, list(rows.values())
-    )
+    return Estimate(study.experiment, target_model(study.target), machine.name, assumptions, in_order(rows))
 
 
 def size_text(size: float) -> str:
@@ -195,9 +199,7 @@ def by_stage(estimates: list[Estimate]) -> list[Row]:
         for row in one.rows:
             key = (row.stage, row.basis)
             rows[key] = rows[key] + row if key in rows else row
-    # Parts of a stage that are priced otherwise stand together.
-    order = list(dict.fromkeys(stage for stage, _ in rows))
-    return sorted(rows.values(), key=lambda row: order.index(row.stage))
+    return in_order(rows)
 
 
 def by_study(estimates: list[Estimate]) -> list[Row]:
