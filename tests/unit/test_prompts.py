@@ -506,3 +506,10 @@ def test_conversations_of_a_hub_data_set_give_their_first_message(tmp_path):
     assert held_out == [] and {c.text: c.reference for c in train} == {
         f"q{i} w{i}": f"a{i}" for i in range(12)
     }
+
+
+def test_a_domain_that_is_trained_on_only_has_an_empty_held_out_file(rows_file, tmp_path):
+    prepare_prompts(domain(rows_file, train=40, eval=0), tmp_path / "out")
+    assert read_jsonl(tmp_path / "out" / "eval.jsonl") == []
+    assert len(read_jsonl(tmp_path / "out" / "train.jsonl")) == 40
+    assert read_json(tmp_path / "out" / "counts.json")["eval"] == {"wanted": 0, "written": 0}

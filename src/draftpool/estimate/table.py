@@ -94,7 +94,7 @@ class Estimate:
 def in_order(rows: dict[tuple[str, str], Row]) -> list[Row]:
     """Rows by stage, parts of a stage that are priced otherwise together."""
     stages = list(FILES)
-    return sorted(rows.values(), key=lambda row: stages.index(row.stage.split()[0]))
+    return sorted(rows.values(), key=lambda row: (stages.index(row.stage.split()[0]), row.stage))
 
 
 def machine_of(device: str, gpu: str) -> Machine:
