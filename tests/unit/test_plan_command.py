@@ -174,7 +174,12 @@ def test_the_command_prints_the_same_twice_and_as_json(capsys):
     assert printed[0] == printed[1] and "paper_vicuna_7b" in printed[0]
     told = json.loads(printed[2])
     (study,) = told["studies"]
-    shown = printed[0].splitlines()[-1].split()
+    (shown,) = [line.split() for line in printed[0].splitlines() if line.startswith("total")]
+    # Published rows name whose numbers they are.
+    assert (
+        "published for check_lossless, decode_live, profile_costs, profile_decode: BanditSpec" in printed[0]
+    )
+    assert any("BanditSpec" in source for source in study["sources"])
     assert (
         shown[:2] == ["total", str(study["total"]["jobs"])]
         and told["total"]["jobs"] == study["total"]["jobs"]

@@ -22,6 +22,7 @@ from draftpool.estimate.table import (
     estimate,
     estimate_text,
     machine_of,
+    sources_lines,
     table_text,
     total_of,
 )
@@ -136,6 +137,7 @@ def plan_text(estimates: list[Estimate], brief: bool = False) -> str:
         parts = [estimate_text(one) for one in estimates]
     if brief or len(estimates) > 1:
         parts.append("all studies\n\n" + table_text(by_stage(estimates), total_of(estimates)))
+        parts[-1] += "\n".join(["", *sources_lines(estimates)]) if brief else ""
     return "\n\n\n".join(parts)
 
 

@@ -39,11 +39,12 @@ def published() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Price:
-    """Seconds of a job, whether they are a GPU's, and what they rest on."""
+    """Seconds of a job, whether they are a GPU's, and what they rest on (`sources`: keys of `published.yaml`)."""
 
     seconds: float
     on_gpu: bool
     basis: str
+    sources: tuple[str, ...] = ()
 
 
 class Machine(Protocol):
@@ -134,7 +135,7 @@ class Gpu:
 
     def __init__(self, name: str = "h200"):
         self.peak, self.utilisation = published()["gpus"][name], published()["utilisation"]
-        self.name = f"one {name.upper()} a job"
+        self.name = f"one {name.upper()} a job; rooflines reach {self.utilisation:.0%} of its data sheet"
         others = published()["lengths"]
         self.lengths = Lengths(1.0, 1.0, others["answer"], others["prompt"])
         self.training_rate = self._published_training()
@@ -170,7 +171,7 @@ class Gpu:
         counts = work.counts
         if counts["batch"] == 1:
             seconds = counts["answer_tokens"] * self.call(shape, dtype)
-            return Price(seconds, True, PUBLISHED)
+            return Price(seconds, True, PUBLISHED, ("banditspec",))
         batch, item = counts["batch"], ITEM[dtype]
         read = item * (shape.parameters + batch * counts["length"] * shape.cache_values)
         step = max(read / self.peak["bandwidth"], 2 * shape.multiplied * batch / self.peak[dtype])
@@ -191,7 +192,7 @@ class Gpu:
             return self._writing(work, shape, work.detail if work.detail in ITEM else "float32")
         if work.stage == "train_drafter":
             if work.detail == "block":
-                return Price(counts["flops"] / self.training_rate, True, PUBLISHED)
+                return Price(counts["flops"] / self.training_rate, True, PUBLISHED, ("dpace",))
             return Price(counts["flops"] / (self.peak["bfloat16"] * self.utilisation), True, ROOFLINE)
         if work.stage == "score_pool":
             flops = counts["drafter_flops"] + 2 * shape.multiplied * counts["target_tokens"]
@@ -205,4 +206,4 @@ class Gpu:
             if kind != PLAIN
         )
         learning = published()["learner"] * (sum(work.rounds.values()) - work.rounds[PLAIN])
-        return Price(calls + drafts + learning, True, PUBLISHED)
+        return Price(calls + drafts + learning, True, PUBLISHED, ("banditspec", "dflash", "hedgespec"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftpool.config.hardware import uses_gpu
 from draftpool.estimate.counts import count_work
-from draftpool.estimate.machines import MEASURED, Cpu, Gpu, Machine, measured
+from draftpool.estimate.machines import MEASURED, Cpu, Gpu, Machine, measured, published
 from draftpool.estimate.shapes import target_model
 from draftpool.estimate.space import FILES, space_of
 from draftpool.estimate.world import World
@@ -84,6 +84,7 @@ class Estimate:
     machine: str
     assumptions: dict[str, float]
     rows: list[Row]
+    sources: dict[str, list[str]]
 
     @property
     def total(self) -> Row:
@@ -105,6 +106,7 @@ def machine_of(device: str, gpu: str) -> Machine:
 def estimate(world: World, machine: Machine) -> Estimate:
     """Count and price every job of a study."""
     rows: dict[tuple[str, str], Row] = {}
+    sources: dict[str, set[str]] = {}
     for work in count_work(world):
         price = machine.price(work, world.shape)
         space = space_of(work, world, price.on_gpu)
@@ -123,6 +125,8 @@ def estimate(world: World, machine: Machine) -> Estimate:
             space.device,
             price.basis,
         )
+        for source in price.sources:
+            sources.setdefault(source, set()).add(work.stage)
         key = (name, price.basis)
         rows[key] = rows[key] + row if key in rows else row
     lengths, study = world.lengths, world.plan.study
@@ -133,7 +137,10 @@ def estimate(world: World, machine: Machine) -> Estimate:
     }
     kinds = sorted({run.kind for run in world.plan.runs.values()})
     assumptions |= {f"tau {kind}": world.tau_of(kind) for kind in kinds}
-    return Estimate(study.experiment, target_model(study.target), machine.name, assumptions, in_order(rows))
+    told = {published()["sources"][name]: sorted(stages) for name, stages in sorted(sources.items())}
+    return Estimate(
+        study.experiment, target_model(study.target), machine.name, assumptions, in_order(rows), told
+    )
 
 
 def size_text(size: float) -> str:
@@ -189,7 +196,7 @@ def estimate_text(one: Estimate) -> str:
         "dry run": f"{seconds:.2g} s of `snakemake -n` ({MEASURED} on the CPU)",
     }
     lines = [f"{name + ':':<9} {value}" for name, value in head.items()]
-    return "\n".join([*lines, "", table_text(one.rows, one.total)])
+    return "\n".join([*lines, "", table_text(one.rows, one.total), *sources_lines([one])])
 
 
 def by_stage(estimates: list[Estimate]) -> list[Row]:
@@ -205,6 +212,19 @@ def by_stage(estimates: list[Estimate]) -> list[Row]:
 def by_study(estimates: list[Estimate]) -> list[Row]:
     """A row a study."""
     return [replace(one.total, stage=one.experiment) for one in estimates]
+
+
+def sources_lines(estimates: list[Estimate]) -> list[str]:
+    """Whose numbers the published rows rest on, and for which stages."""
+    told: dict[str, set[str]] = {}
+    for one in estimates:
+        for source, stages in one.sources.items():
+            told.setdefault(source, set()).update(stages)
+    return (
+        ["", *(f"published for {', '.join(sorted(s))}: {source}" for source, s in told.items())]
+        if told
+        else []
+    )
 
 
 def total_of(estimates: list[Estimate]) -> Row:
