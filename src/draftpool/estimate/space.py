@@ -136,8 +136,8 @@ def _memory(work: Work, world: World, on_gpu: bool) -> tuple[float, float]:
         # As targets/memory.py counts a sequence.
         each = item * (counts["longest"] * shape.cache_values)
         each += item * read * (2 * shape.hidden + 3 * shape.intermediate + 2 * width) + logits
-        # All answers' taps are held, and once more when they are joined.
-        taps = 2 * counts["kept_tokens"] * width * ITEM["bfloat16"]
+        # Taps of the answers at work; ended ones lie on disk.
+        taps = counts["batch"] * counts["longest"] * width * ITEM["bfloat16"]
         copies = 1 if on_gpu or item != FLOAT32 else PACKED
         return PROCESS + taps, copies * item * shape.parameters + counts["batch"] * each
     if work.stage == "train_drafter":
