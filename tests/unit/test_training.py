@@ -27,6 +27,7 @@ from draftpool.training.checkpoint import load_checkpoint, save_checkpoint
 from draftpool.training.train import learning_rate, train_drafter
 
 EVERY_ID = np.arange(VOCABULARY)
+SHARD = "taps-00001-of-00001.safetensors"
 TIMING = ["step_time", "tokens_per_s"]
 
 
@@ -85,7 +86,7 @@ def test_every_sequence_is_met_once_an_epoch(data) -> None:
 @pytest.mark.parametrize("anchors", [3, 40])
 def test_a_batch_equals_what_the_tables_say(data, anchors, llama_world) -> None:
     n, sequences = len(data), 3
-    taps_files = [load_file(path / "taps.safetensors")["taps"] for path in llama_world.train]
+    taps_files = [load_file(path / SHARD)["taps"] for path in llama_world.train]
     supervised = padding = 0
     for step in range(6):
         batch = _batch(data, step, sequences=sequences, anchors=anchors)
@@ -135,10 +136,10 @@ def test_answers_without_an_anchor_are_an_error(llama_world, tmp_path) -> None:
     write_table(
         tmp_path / "responses.parquet", frame.assign(response_ids=[ids[:1] for ids in frame.response_ids])
     )
-    (tmp_path / "taps.safetensors").write_bytes((llama_world.train[0] / "taps.safetensors").read_bytes())
+    (tmp_path / SHARD).write_bytes((llama_world.train[0] / SHARD).read_bytes())
     with pytest.raises(DraftpoolError, match="no answer of at least two tokens"):
         ResponseSet([tmp_path], None)
-    (tmp_path / "taps.safetensors").write_bytes(b"cut")
+    (tmp_path / SHARD).write_bytes(b"cut")
     with pytest.raises(DraftpoolError, match="damaged taps.*snakemake"):
         ResponseSet([tmp_path], None)
 
