@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -31,7 +31,7 @@ Reduction = Literal["anchor_mean", "weight_mean", "sequence_sum"]
 
 
 # Smallest divisor: where nothing is supervised the sum is 0 and so is the loss.
-_SMALLEST = 1e-30
+SMALLEST_DIVISOR = 1e-30
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,10 @@ class LossSums:
         """Sums of both parts."""
         return LossSums(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
+    def detached(self) -> LossSums:
+        """The same sums without the gradient."""
+        return replace(self, total=self.total.detach())
+
     def numbers(self) -> Tensor:
         """All sums side by side, float64[2 + 3 K], without gradient."""
         slots = len(self.weights)
@@ -83,6 +87,12 @@ class LossSums:
         for place, sums in enumerate((self.weights, self.confidence, self.supervised)):
             numbers[2 + place * slots : 2 + (place + 1) * slots] = sums
         return numbers
+
+    @classmethod
+    def nothing(cls, like: Tensor, slots: int) -> LossSums:
+        """The sums of no sequence at all, on the device of ``like``."""
+        zeros = like.new_zeros(slots)
+        return cls(like.new_zeros(()), like.new_zeros(()), zeros, zeros, zeros)
 
     @classmethod
     def of_numbers(cls, numbers: Tensor) -> LossSums:
@@ -94,8 +104,8 @@ class LossSums:
         supervised = self.supervised.clamp(min=1)
         mean_weight = self.weights / supervised
         return LossReport(
-            loss=self.total / self.divisor.clamp(min=_SMALLEST),
-            weight_share=mean_weight / mean_weight.sum().clamp(min=_SMALLEST),
+            loss=self.total / self.divisor.clamp(min=SMALLEST_DIVISOR),
+            weight_share=mean_weight / mean_weight.sum().clamp(min=SMALLEST_DIVISOR),
             confidence=self.confidence / supervised,
         )
 
