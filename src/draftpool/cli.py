@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import json
@@ -277,8 +278,9 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error))
     except PeerLostError as error:
         launch.report("peer", str(error))
-        # Time for the launcher to notice the process whose end was the cause.
-        time.sleep(2)
+        # Time for the launcher to notice the process whose end was the cause, and to end this one.
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(2)
         return 1
     except KeyboardInterrupt:
         if not launch.is_rank():

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+from signal import SIGINT, SIGTERM, Signals
 
 from draftpool.errors import DraftpoolError
 
@@ -78,16 +78,18 @@ def _cause(reports: list[dict], failures: dict, processes: int) -> tuple[str, in
     told = min(reports, key=lambda told: (ORDER.index(told["kind"]), told["rank"]), default=None)
     if told is not None and told["kind"] == "error":
         return f"error: {told['message']}", 2
-    rank, status = min(failures.items(), key=lambda failure: failure[1])
-    if status < 0:
+    # Of ranks that were told to stop some may have been too early or too late to do it by themselves.
+    stopped = {rank for rank, status in failures.items() if status in (INTERRUPTED, -SIGTERM, -SIGINT)}
+    rank, status = min(failures.items(), key=lambda failure: (failure[0] in stopped, failure[1]))
+    if status < 0 and rank not in stopped:
         again = "the same command goes on from the last checkpoint; if this comes again, look for too little memory"
-        return failed(rank, f"was ended by {signal.Signals(-status).name}", again)
+        return failed(rank, f"was ended by {Signals(-status).name}", again)
     if told is not None and told["kind"] == "crash":
         return failed(told["rank"], f"failed ({told['message']})", "see the traceback above")
+    if stopped:
+        return "interrupted; run the same command again to go on", INTERRUPTED
     if told is not None:
         return failed(told["rank"], f"lost the others ({told['message']})", "run the same command again")
-    if status == INTERRUPTED:
-        return "interrupted; run the same command again to go on", INTERRUPTED
     return failed(rank, f"ended with status {status}", "see its messages above")
 
 

@@ -156,12 +156,12 @@ class _Optimiser:
             own, order = own + sums.detached(), batch.order_hash
         return own, order
 
-    def step(self, step: int, stop: bool) -> tuple[dict, str, bool]:
+    def step(self, step: int, requests: StopRequests) -> tuple[dict, str, bool]:
         """Take one step.
 
         Args:
             step: Its number.
-            stop: Whether this process was told to stop.
+            requests: Whether this process was told to stop; read when its share is done.
 
         Returns:
             The log's row, the digest of the step's data, and whether any process was told to stop.
@@ -174,7 +174,8 @@ class _Optimiser:
             group["lr"] = learning_rate(step, options["steps"], options["lr"], options["warmup_ratio"])
         self.gradients.clear()
         own, order = self._own_sums(step)
-        numbers = torch.cat((own.numbers(), torch.tensor([float(stop)], device=self.ranks.device).double()))
+        stop = torch.tensor([float(requests.noted)], device=self.ranks.device)
+        numbers = torch.cat((own.numbers(), stop.double()))
         self.ranks.add_up(numbers)
         self.ranks.add_up(self.gradients.flat)
         whole = LossSums.of_numbers(numbers[:-1])
@@ -217,7 +218,7 @@ def _optimise(optimiser: _Optimiser, checkpoint: Path, key: str) -> tuple[list[d
         if done and ranks.first:
             print(f"resumed from the checkpoint at step {done}", file=sys.stderr, flush=True)
         for step in range(done, steps):
-            row, data, stopped = optimiser.step(step, requests.noted)
+            row, data, stopped = optimiser.step(step, requests)
             order = hashlib.sha256(f"{order}{data}".encode()).hexdigest()[:16]
             log.append(row)
             shown.update(1)
