@@ -34,7 +34,7 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
 
     Args:
         cfg: `domain` (or the set's name), `split`, `max_new_tokens`, `max_prompt_tokens`, `batch_sequences`, `taps`,
-            `backend`, `device`; for sampled sets also `temperature`, `repeats` and, below 1, `top_p`.
+            `backend` (`device_map`), `device`; for sampled sets also `temperature`, `repeats` and, below 1, `top_p`.
         target: Target folder.
         prompts: Prompt folder.
         out: Folder to write.
@@ -46,7 +46,7 @@ def generate_responses(cfg: dict, target: Path, prompts: Path, out: Path) -> Non
     # Held-out answers are scored in float32, so they are written in float32 everywhere.
     half = device.type == "cuda" and cfg["split"] == "train"
     dtype = torch.bfloat16 if half else torch.float32
-    model = load_target(target, cfg["taps"], device, dtype, cfg["backend"])
+    model = load_target(target, cfg["taps"], device, dtype, cfg["backend"], cfg.get("device_map"))
     tokenizer = load_tokenizer(target)
     rows = read_jsonl(prompts / f"{cfg['split']}.jsonl")
     asked = [
