@@ -109,6 +109,21 @@ def test_two_processes_take_the_steps_of_one(kind, objective, accumulate, llama_
     assert printed.count("5/5") == 1 and not (tmp_path / "state" / "two").exists()
 
 
+def test_two_processes_in_bfloat16_round_as_one_does(llama_world, tmp_path) -> None:
+    """Every part's products are rounded on their own, so this agrees less closely; sums and steps are float32."""
+    cfg = cfg_of(precision="bfloat16")
+    job = start(llama_world, tmp_path, "two", cfg, "--processes", "2", "--accumulate", "2")
+    one = log_of(alone(llama_world, tmp_path, cfg))
+    status, printed = finish(job)
+    assert status == 0, printed
+    two = log_of(tmp_path / "two")
+    assert read_json(tmp_path / "two" / "provenance.json")["bfloat16"]
+    for name in ("loss", "grad_norm", "confidence_1"):
+        np.testing.assert_allclose(one[name], two[name], rtol=0.05)
+    weights = load_file(tmp_path / "two" / "model.safetensors")
+    assert {value.dtype for value in weights.values()} == {torch.float32, torch.int64}
+
+
 # Every divisor: sequences with an anchor, sequences, weights that are fixed and weights that are not.
 OBJECTIVES = [
     ("block", {"kind": "dpace", "alpha": 0.5, "reduction": "anchor_mean"}),

@@ -13,16 +13,19 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopRequests:
     """While entered, SIGTERM and SIGINT are noted instead of ending the program at once; the loop asks for them.
 
+    Args:
+        silent: Do not say so.
+
     Attributes:
         noted: Whether one came.
     """
 
-    def __init__(self) -> None:
-        self.noted = False
+    def __init__(self, silent: bool = False) -> None:
+        self.silent, self.noted = silent, False
         self._before: dict[int, object] = {}
 
     def _note(self, signum: int, frame: object) -> None:
-        if not self.noted:
+        if not self.noted and not self.silent:
             print("stopping when this step has ended", file=sys.stderr, flush=True)
         self.noted = True
 

@@ -214,7 +214,8 @@ def _optimise(optimiser: _Optimiser, checkpoint: Path, key: str) -> tuple[list[d
     ranks.agree("the checkpoint", lambda: [done, order])
     steps, stopped = options["steps"], False
     title = f"train {optimiser.objective.kind}"
-    with bar(steps, title, "step", done, silent=not ranks.first) as shown, StopRequests() as requests:
+    silent = not ranks.first
+    with bar(steps, title, "step", done, silent) as shown, StopRequests(silent) as requests:
         if done and ranks.first:
             print(f"resumed from the checkpoint at step {done}", file=sys.stderr, flush=True)
         for step in range(done, steps):
