@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 import os
@@ -30,6 +31,7 @@ from tiny import VOCABULARY, training_cfg
 
 from draftpool.artefacts import read_json
 from draftpool.registry import list_registered, load_registered
+from draftpool.targets.fetch import fetch_target
 from draftpool.targets.tail import load_tail
 from draftpool.training import launch
 from draftpool.training.batches import ResponseSet, make_batch, parts_of
@@ -46,6 +48,14 @@ MODELS = {
     "eagle": {"draft_tokens": 3, "draft_vocab": 60, "own_head": False},
     "independent": {"n_layers": 2, "layers": None, "draft_tokens": 3, "draft_vocab": None},
 }
+
+
+@pytest.fixture(scope="module")
+def world(llama_world, tmp_path_factory):
+    """The world of a tiny Llama, its target fetched, so that most jobs need not import transformers."""
+    target = tmp_path_factory.mktemp("fetched") / "target"
+    fetch_target({"source": "path", "path": str(llama_world.target)}, target)
+    return dataclasses.replace(llama_world, target=target)
 
 
 def cfg_of(kind: str = "block", objective: dict | None = None, steps: int = STEPS, **training) -> dict:
@@ -96,10 +106,10 @@ def assert_equal(one, two) -> None:
         ("independent", {"kind": "forward_kl", "reduction": "sequence_sum"}, 1),
     ],
 )
-def test_two_processes_take_the_steps_of_one(kind, objective, accumulate, llama_world, tmp_path) -> None:
+def test_two_processes_take_the_steps_of_one(kind, objective, accumulate, world, tmp_path) -> None:
     cfg = cfg_of(kind, objective)
-    job = start(llama_world, tmp_path, "two", cfg, "--processes", "2", "--accumulate", str(accumulate))
-    one = alone(llama_world, tmp_path, cfg)
+    job = start(world, tmp_path, "two", cfg, "--processes", "2", "--accumulate", str(accumulate))
+    one = alone(world, tmp_path, cfg)
     status, printed = finish(job)
     assert status == 0 and not errors_in(printed), printed
     assert_close(one, tmp_path / "two")
@@ -109,11 +119,11 @@ def test_two_processes_take_the_steps_of_one(kind, objective, accumulate, llama_
     assert printed.count("5/5") == 1 and not (tmp_path / "state" / "two").exists()
 
 
-def test_two_processes_in_bfloat16_round_as_one_does(llama_world, tmp_path) -> None:
+def test_two_processes_in_bfloat16_round_as_one_does(world, tmp_path) -> None:
     """Every part's products are rounded on their own, so this agrees less closely; sums and steps are float32."""
     cfg = cfg_of(precision="bfloat16")
-    job = start(llama_world, tmp_path, "two", cfg, "--processes", "2", "--accumulate", "2")
-    one = log_of(alone(llama_world, tmp_path, cfg))
+    job = start(world, tmp_path, "two", cfg, "--processes", "2", "--accumulate", "2")
+    one = log_of(alone(world, tmp_path, cfg))
     status, printed = finish(job)
     assert status == 0, printed
     two = log_of(tmp_path / "two")
@@ -140,9 +150,9 @@ OBJECTIVES = [
 
 
 @pytest.mark.parametrize(("kind", "objective"), OBJECTIVES)
-def test_gradients_of_the_parts_add_up_to_that_of_the_whole(kind, objective, llama_world) -> None:
+def test_gradients_of_the_parts_add_up_to_that_of_the_whole(kind, objective, world) -> None:
     """A step of 7 sequences, one of which has nothing supervised, in one piece and in 2 x 1, 1 x 3, 3 x 2 and 2 x 5."""
-    world, data, cfg = llama_world, ResponseSet(llama_world.train, None), cfg_of(kind, objective)
+    data, cfg = ResponseSet(world.train, None), cfg_of(kind, objective)
     trainee = new_trainee(cfg, world.target, data, None, CPU)
     made = make_objective(objective, trainee.slots + 1, kind)
     tail = load_tail(world.target, cfg["taps"], CPU) if made.reads_target else None
@@ -196,8 +206,8 @@ def test_parts_cover_a_step_once_and_evenly() -> None:
             assert len(share) == accumulate and max(map(len, share)) - min(map(len, share)) <= 1
 
 
-def test_a_part_of_a_batch_holds_what_the_whole_batch_holds(llama_world) -> None:
-    data, columns = ResponseSet(llama_world.train, None), np.arange(VOCABULARY)
+def test_a_part_of_a_batch_holds_what_the_whole_batch_holds(world) -> None:
+    data, columns = ResponseSet(world.train, None), np.arange(VOCABULARY)
     for step in range(3):
         whole = make_batch(data, step, 0, 5, 6, 4, columns)
         for part in (range(0, 2), range(2, 5), range(4, 5)):
@@ -228,11 +238,11 @@ def test_weights_of_an_anchor_depend_on_that_anchor_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_micro_batches_take_the_steps_of_a_whole_batch(kind, llama_world, tmp_path) -> None:
+def test_micro_batches_take_the_steps_of_a_whole_batch(kind, world, tmp_path) -> None:
     cfg = cfg_of(kind, {"kind": "forward_kl", "reduction": "weight_mean"}, batch_sequences=7, lr=1e-4)
-    whole = alone(llama_world, tmp_path, cfg)
+    whole = alone(world, tmp_path, cfg)
     for accumulate in (3, 7):
-        assert_close(whole, alone(llama_world, tmp_path, cfg, accumulate, f"cut-{accumulate}"))
+        assert_close(whole, alone(world, tmp_path, cfg, accumulate, f"cut-{accumulate}"))
 
 
 # Snakemake tells jobs how they are split by a variable.
@@ -240,54 +250,52 @@ SPLIT = {"DRAFTPOOL_SPLITS": '{"run": [2, 2], "whole": [2, 2]}'}
 
 
 @pytest.fixture(scope="module")
-def whole(llama_world, tmp_path_factory):
+def whole(world, tmp_path_factory):
     """An uninterrupted run of 7 steps in two processes."""
     root = tmp_path_factory.mktemp("whole")
-    status, printed = finish(start(llama_world, root, "whole", cfg_of(steps=7, checkpoint_every=4), **SPLIT))
+    status, printed = finish(start(world, root, "whole", cfg_of(steps=7, checkpoint_every=4), **SPLIT))
     assert status == 0, printed
     return root / "whole"
 
 
-def test_two_processes_are_told_to_stop_and_resume_bit_equal(whole, llama_world, tmp_path) -> None:
+def test_two_processes_are_told_to_stop_and_resume_bit_equal(whole, world, tmp_path) -> None:
     """SIGTERM at one process in its step 5 (counted from 0), which both end and save."""
     cfg = cfg_of(steps=7, checkpoint_every=4)
-    job = start(llama_world, tmp_path, "run", cfg, patch=at_step(5, TERMINATE, rank=1), **SPLIT)
+    job = start(world, tmp_path, "run", cfg, patch=at_step(5, TERMINATE, rank=1), **SPLIT)
     status, printed = finish(job)
     assert status == 130 and errors_in(printed) == [INTERRUPTED], printed
     assert not (tmp_path / "run").exists()
-    status, printed = finish(start(llama_world, tmp_path, "run", cfg, **SPLIT))
+    status, printed = finish(start(world, tmp_path, "run", cfg, **SPLIT))
     assert status == 0 and printed.count("resumed from the checkpoint at step 6") == 1, printed
     assert_equal(tmp_path / "run", whole)
 
 
-def test_a_killed_process_ends_the_job_and_the_rerun_goes_on(whole, llama_world, tmp_path) -> None:
+def test_a_killed_process_ends_the_job_and_the_rerun_goes_on(whole, world, tmp_path) -> None:
     cfg = cfg_of(steps=7, checkpoint_every=4)
-    status, printed = finish(
-        start(llama_world, tmp_path, "run", cfg, patch=at_step(5, KILL, rank=1), **SPLIT)
-    )
+    status, printed = finish(start(world, tmp_path, "run", cfg, patch=at_step(5, KILL, rank=1), **SPLIT))
     assert status == 1 and not (tmp_path / "run").exists()
     (line,) = errors_in(printed)
     assert line.startswith("draftpool: error: train_drafter: process 2 of 2 was ended by SIGKILL -> ")
-    status, printed = finish(start(llama_world, tmp_path, "run", cfg, **SPLIT))
+    status, printed = finish(start(world, tmp_path, "run", cfg, **SPLIT))
     assert status == 0 and "resumed from the checkpoint at step 4" in printed, printed
     assert_equal(tmp_path / "run", whole)
 
 
-def test_a_checkpoint_of_another_split_is_not_taken(llama_world, tmp_path, capsys) -> None:
+def test_a_checkpoint_of_another_split_is_not_taken(world, tmp_path, capsys) -> None:
     """It has other rounding; both ends agree up to that."""
     cfg = cfg_of(steps=7, checkpoint_every=4, lr=1e-4)
-    expected = alone(llama_world, tmp_path, cfg)
+    expected = alone(world, tmp_path, cfg)
     patch = at_step(5, "raise MemoryError")
-    assert finish(start(llama_world, tmp_path, "run", cfg, "--accumulate", "5", patch=patch))[0] == 1
+    assert finish(start(world, tmp_path, "run", cfg, "--accumulate", "5", patch=patch))[0] == 1
     assert (tmp_path / "state" / "run" / "checkpoint.safetensors").exists()
-    assert_equal(alone(llama_world, tmp_path, cfg, 1, "run"), expected)
+    assert_equal(alone(world, tmp_path, cfg, 1, "run"), expected)
     assert "resumed" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_no_process_outlives_the_launcher(number, llama_world, tmp_path) -> None:
+def test_no_process_outlives_the_launcher(number, world, tmp_path) -> None:
     cfg = cfg_of(steps=10**6, checkpoint_every=2)
-    job = start(llama_world, tmp_path, "run", cfg, "--processes", "2")
+    job = start(world, tmp_path, "run", cfg, "--processes", "2")
     wait_for(tmp_path / "state" / "run" / "checkpoint.safetensors", job)
     ranks = [one for one in children(job) if "draftpool.cli" in one.cmdline()]
     assert sorted(map(rank_of, ranks)) == [0, 1]
@@ -326,9 +334,9 @@ def test_no_process_outlives_the_launcher(number, llama_world, tmp_path) -> None
     ],
     ids=["one process", "all processes", "a bug"],
 )
-def test_an_error_is_told_once(action, rank, status, told, llama_world, tmp_path) -> None:
+def test_an_error_is_told_once(action, rank, status, told, world, tmp_path) -> None:
     patch = at_step(2, action, rank)
-    job = start(llama_world, tmp_path, "run", cfg_of(), "--processes", "2", patch=patch)
+    job = start(world, tmp_path, "run", cfg_of(), "--processes", "2", patch=patch)
     found, printed = finish(job)
     # A bug leaves its traceback, of the process that met it alone.
     assert printed.count("Traceback (most recent call last)") == int(status == 1)
@@ -337,11 +345,11 @@ def test_an_error_is_told_once(action, rank, status, told, llama_world, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_a_second_copy_of_a_shared_job_is_refused(llama_world, tmp_path) -> None:
+def test_a_second_copy_of_a_shared_job_is_refused(world, tmp_path) -> None:
     cfg = cfg_of(steps=10**6, checkpoint_every=2)
-    job = start(llama_world, tmp_path, "run", cfg, "--processes", "2")
+    job = start(world, tmp_path, "run", cfg, "--processes", "2")
     wait_for(tmp_path / "state" / "run" / "checkpoint.safetensors", job)
-    status, printed = finish(start(llama_world, tmp_path, "run", cfg, "--processes", "2"))
+    status, printed = finish(start(world, tmp_path, "run", cfg, "--processes", "2"))
     assert status == 2 and [line for line in errors_in(printed) if "another copy" in line] == errors_in(
         printed
     )
@@ -350,18 +358,18 @@ def test_a_second_copy_of_a_shared_job_is_refused(llama_world, tmp_path) -> None
     assert finish(job)[0] == 130
 
 
-def test_d33_a_process_told_to_stop_ends_its_step_and_resumes_bit_equal(llama_world, tmp_path) -> None:
+def test_d33_a_process_told_to_stop_ends_its_step_and_resumes_bit_equal(world, tmp_path) -> None:
     """One process: SIGTERM to the job at step 7 of 20."""
     cfg = cfg_of(steps=20, checkpoint_every=100, precision="auto")
-    job = start(llama_world, tmp_path, "run", cfg, patch=at_step(7, TERMINATE))
+    job = start(world, tmp_path, "run", cfg, patch=at_step(7, TERMINATE))
     status, printed = finish(job)
     assert status == 130 and errors_in(printed) == [INTERRUPTED] and not (tmp_path / "run").exists(), printed
     checkpoint = tmp_path / "state" / "run" / "checkpoint.safetensors"
     assert checkpoint.exists() and "stopping when this step has ended" in printed
-    status, printed = finish(start(llama_world, tmp_path, "run", cfg))
+    status, printed = finish(start(world, tmp_path, "run", cfg))
     assert status == 0 and "resumed from the checkpoint at step 8" in printed, printed
     assert not checkpoint.exists()
-    assert_equal(tmp_path / "run", alone(llama_world, tmp_path, cfg))
+    assert_equal(tmp_path / "run", alone(world, tmp_path, cfg))
     assert psutil.Process().children() == []
 
 
