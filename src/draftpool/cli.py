@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import json
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from draftpool.artefacts import clear_leftovers
+from draftpool.config.environment import split_of
 from draftpool.config.hardware import uses_gpu
-from draftpool.errors import DraftpoolError
-from draftpool.gpus import claim_gpus
+from draftpool.errors import DraftpoolError, PeerLostError
+from draftpool.gpus import claim_gpus, visible_gpus
+from draftpool.training import launch
 
 # Stage -> module and function. Rules take the code digest of the same module.
 STAGES = {
@@ -63,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="STAGE")
 
-    def stage(name: str, help_text: str, **flags: str) -> None:
+    def stage(name: str, help_text: str, **flags: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help_text)
         command.add_argument("--cfg", required=True, help="stage configuration as JSON, or @FILE.yaml")
         for flag, kind in flags.items():
@@ -79,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
             )
         command.add_argument("--threads", type=int, default=None, help="cores to use")
         command.add_argument("--out", type=Path, required=True, help="what to write")
+        return command
 
     stage("fetch_target", "fetch the target model and convert it to a safetensors folder")
     stage("prepare_prompts", "read one domain's prompts out of pinned archives")
@@ -89,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         model="optional folder",
     )
     stage("generate_responses", "let the target answer the prompts", target="folder", prompts="folder")
-    stage(
+    training = stage(
         "train_drafter",
         "train one drafter",
         target="folder",
@@ -97,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
         init="optional folder",
         state="folder",
     )
+    training.add_argument("--processes", type=int, default=None, help="processes that share every step")
+    training.add_argument("--accumulate", type=int, default=None, help="micro-batches of every process")
     stage("make_drafter", "write a drafter that is not trained", responses="folders")
     stage("fetch_drafter", "fetch a published drafter", target="folder")
     stage(
@@ -220,26 +228,44 @@ def _add_plan(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print numbers as JSON")
 
 
-def _run_stage(arguments: argparse.Namespace) -> None:
+def _run_stage(arguments: argparse.Namespace) -> int:
     flags = dict(vars(arguments))
-    command, threads = flags.pop("command"), flags.pop("threads")
+    argv, command, threads = flags.pop("argv"), flags.pop("command"), flags.pop("threads")
     cfg = _cfg(flags.pop("cfg"))
     module_name, function_name = STAGES[command].split(":")
+    processes = 1
+    if command == "train_drafter":
+        processes, accumulate = split_of(flags["out"].name)
+        processes = flags.pop("processes") or processes
+        flags["accumulate"] = flags["accumulate"] or accumulate
+    if launch.is_rank():
+        launch.end_with_parent()
+        return _call(module_name, function_name, command, threads, cfg, flags)
+    for folder in {flags["out"].parent, *([flags["state"].parent] if flags.get("state") else [])}:
+        clear_leftovers(folder)
+    # A target that is spread lies on all that this job may see.
+    gpus = len(visible_gpus()) if cfg.get("device_map") else processes
+    # Before anything touches CUDA, which reads the visible devices once.
+    with claim_gpus(gpus if "device" in cfg and uses_gpu(cfg["device"]) else 0):
+        if processes > 1:
+            split = ["--processes", str(processes), "--accumulate", str(flags["accumulate"])]
+            return launch.launch([*argv, *split], processes, threads or os.cpu_count() or 1)
+        return _call(module_name, function_name, command, threads, cfg, flags)
+
+
+def _call(module: str, function: str, command: str, threads: int | None, cfg: dict, flags: dict) -> int:
     if threads is not None and command not in WITHOUT_TORCH:
         import torch
 
         torch.set_num_threads(max(1, threads))
-    for folder in {flags["out"].parent, *([flags["state"].parent] if flags.get("state") else [])}:
-        clear_leftovers(folder)
-    # Before anything touches CUDA, which reads the visible devices once.
-    with claim_gpus(int(uses_gpu(cfg["device"])) if "device" in cfg else 0):
-        getattr(importlib.import_module(module_name), function_name)(cfg, **flags)
+    getattr(importlib.import_module(module), function)(cfg, **flags)
+    return 0
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace) -> int:
     if arguments.command in STAGES:
-        _run_stage(arguments)
-    elif arguments.command == "draw_figure":
+        return _run_stage(arguments)
+    if arguments.command == "draw_figure":
         importlib.import_module(f"draftpool.figures.{arguments.name}").draw(arguments.stats, arguments.out)
     elif arguments.command == "write_table":
         importlib.import_module(f"draftpool.tables.{arguments.name}").write(arguments.stats, arguments.out)
@@ -273,6 +299,16 @@ def _run(arguments: argparse.Namespace) -> None:
         check_kinds(plan)
         plan.by_stage()
         print("configuration is valid")
+    return 0
+
+
+def _fail(message: str) -> int:
+    """Say what was wrong; of several processes the launcher says it, once."""
+    if launch.is_rank():
+        launch.report("error", message)
+    else:
+        print(f"draftpool: error: {message}", file=sys.stderr)
+    return 2
 
 
 def _stop(signum: int, frame: object) -> None:
@@ -284,22 +320,30 @@ def main(argv: list[str] | None = None) -> int:
     """Run one sub-command; returns the exit status (2: bad input, 130: interrupted)."""
     signal.signal(signal.SIGTERM, _stop)
     try:
-        _run(_parser().parse_args(argv))
+        arguments = _parser().parse_args(argv)
+        # What ranks of a shared training are started with.
+        arguments.argv = sys.argv[1:] if argv is None else argv
+        return _run(arguments) or 0
     except DraftpoolError as error:
-        print(f"draftpool: error: {error}", file=sys.stderr)
-        return 2
+        return _fail(str(error))
+    except PeerLostError as error:
+        launch.report("peer", str(error))
+        # Time for the launcher to notice the process whose end was the cause, and to end this one.
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(2)
+        return 1
     except KeyboardInterrupt:
-        print("draftpool: interrupted; run the same command again to go on", file=sys.stderr)
+        if not launch.is_rank():
+            print("draftpool: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            print(
-                "draftpool: error: the disk is full -> free some space and run the same command again",
-                file=sys.stderr,
-            )
-            return 2
+            return _fail("the disk is full -> free some space and run the same command again")
         raise
-    return 0
+    except Exception as error:
+        if launch.is_rank():
+            launch.report("crash", " ".join(f"{type(error).__name__}: {error}".split()))
+        raise
 
 
 if __name__ == "__main__":

@@ -15,3 +15,7 @@ class DraftpoolError(Exception):
         if remedy:
             parts.append(remedy)
         super().__init__(" ".join(" -> ".join(parts).split()))
+
+
+class PeerLostError(Exception):
+    """Another process of a shared training has gone; why, that process or its launcher says."""

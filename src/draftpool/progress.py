@@ -36,10 +36,11 @@ def _behind_the_pipe() -> TextIO | None:
         return None
 
 
-def bar(total: int | None, desc: str, unit: str = "it", initial: int = 0):
+def bar(total: int | None, desc: str, unit: str = "it", initial: int = 0, silent: bool = False):
     """Return a tqdm bar with rate and remaining time; in a log file it prints a line every ten seconds.
 
-    With ``DRAFTPOOL_PROGRESS=bar`` the bar goes to the terminal and one line, when it ends, to the log file.
+    With ``DRAFTPOOL_PROGRESS=bar`` the bar goes to the terminal and one line, when it ends, to the log file. A
+    ``silent`` one shows nothing.
     """
     from tqdm import tqdm
 
@@ -61,6 +62,7 @@ def bar(total: int | None, desc: str, unit: str = "it", initial: int = 0):
         ncols=None if terminal else 100,
         ascii=not terminal,
         leave=tty is None,
+        disable=silent,
     )
 
 

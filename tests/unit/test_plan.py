@@ -85,6 +85,7 @@ ANSWERS_AND_BELOW = DRAFTERS_AND_BELOW | {"generate_responses"}
         ({"target": {"path": "models/other"}}, ANSWERS_AND_BELOW | {"fetch_target"}),
         ({"target": {"taps": [0, 1]}}, ANSWERS_AND_BELOW),
         ({"target": {"backend": "transformers"}}, ANSWERS_AND_BELOW),
+        ({"target": {"backend": "transformers", "device_map": "auto"}}, ANSWERS_AND_BELOW),
         ({"domains": {"maths": {"max_prompt_chars": 10}}}, ANSWERS_AND_BELOW | PROMPTS),
         ({"domains": {"stories": {"eval": 3}}}, OUTSIDE | PROMPTS),
         ({"archives": {"pack": {"sha256": "1" * 64}}}, ANSWERS_AND_BELOW | PROMPTS),
@@ -102,6 +103,8 @@ ANSWERS_AND_BELOW = DRAFTERS_AND_BELOW | {"generate_responses"}
         ({"replay": {"cost_repeats": 9}}, REPLAYED),
         ({"experiment": "other", "threads": 7, "bootstrap": {"n_resamples": 100}}, set()),
         ({"drafters": {"general": {"training": {"checkpoint_every": 1}}}}, DRAFTERS_AND_BELOW),
+        ({"drafters": {"general": {"training": {"precision": "float32"}}}}, DRAFTERS_AND_BELOW),
+        ({"drafters": {"general": {"training": {"threads": 3, "processes": 2, "accumulate": 1}}}}, set()),
         ({"archives": {"unused": TINY["archives"]["pack"] | {"package": "unused"}}}, set()),
     ],
 )
@@ -381,7 +384,8 @@ def test_jobs_on_other_nodes_plan_the_dtypes_that_the_study_started_with(monkeyp
     started = plan_of(changes)
     assert started.dtypes == ["float32", "bfloat16"]
     monkeypatch.setenv("PATH", "/nowhere")
-    environment.prepare_jobs(started.dtypes)
+    monkeypatch.setenv(environment.SPLITS, "")
+    environment.prepare_jobs(started)
     monkeypatch.setattr(hardware, "cpu_multiplies_bfloat16", lambda: False)
     assert ids(plan_of(changes)) == ids(started)
     monkeypatch.delenv(hardware.DTYPES_VARIABLE)

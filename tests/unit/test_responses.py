@@ -6,13 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import save_file
 from tiny import TAPS, load, reference_of, responses_cfg, save_prompts, save_target, token_ids
 
 from draftpool.artefacts import read_json, read_jsonl, read_table, write_jsonl
 from draftpool.data.generation import answer_prompts
 from draftpool.data.responses import generate_responses, repetition
 from draftpool.data.streams import build_stream
+from draftpool.data.taps import Taps
 from draftpool.errors import DraftpoolError
 from draftpool.targets.load import load_tokenizer, prompt_ids
 
@@ -143,7 +144,7 @@ def test_response_folders_hold_the_answers_and_their_taps(world, request) -> Non
         [*world.train, *world.heldout], world.prompts * 2, ["train"] * 2 + ["eval"] * 2, strict=True
     ):
         table, rows = read_table(folder / "responses.parquet"), read_jsonl(prompts / f"{split}.jsonl")
-        taps, offset = load_file(folder / "taps.safetensors")["taps"], 0
+        taps, covered = Taps(folder), []
         assert table.prompt_id.tolist() == [row["id"] for row in rows]
         assert (
             set(table.split) == {split}
@@ -156,16 +157,69 @@ def test_response_folders_hold_the_answers_and_their_taps(world, request) -> Non
             assert source is not rows[-1] or answer == _generate(model, prompt, [EOS], 20)
             assert row.finish == ("eos" if answer[-1] == EOS else "limit")
             assert row.repetition == repetition(answer)
-            assert (row.prompt_offset, row.response_offset) == (offset, offset + len(prompt))
-            offset += len(prompt) + len(answer) - 1
+            assert row.response_offset == row.prompt_offset + len(prompt)
+            stop = row.response_offset + len(answer) - 1
+            covered += range(row.prompt_offset, stop)
             fresh = _fresh_taps(target, prompt + answer[:-1]).bfloat16()
-            torch.testing.assert_close(taps[row.prompt_offset : offset], fresh, atol=2e-2, rtol=1e-2)
+            stored = taps.rows(row.taps_shard, row.prompt_offset, stop)
+            torch.testing.assert_close(stored, fresh, atol=2e-2, rtol=1e-2)
             finishes.add(row.finish)
-        assert len(taps) == offset
+        # Every row belongs to one answer, and a few answers are one shard.
+        assert sorted(covered) == list(range(len(covered))) and set(table.taps_shard) == {1}
+        with pytest.raises(DraftpoolError, match="no rows"):
+            taps.rows(1, len(covered), len(covered) + 1)
         told = read_json(folder / "provenance.json")
         assert (told["answers"], told["tokens"]) == (len(rows), int(table.response_ids.map(len).sum()))
         assert told["too_long"] == 0
     assert finishes == {"eos", "limit"}
+
+
+def test_shards_hold_the_same_taps_as_one_file(targets, tmp_path, monkeypatch) -> None:
+    prompts = save_prompts(tmp_path / "prompts", "tales", 8, 0)
+    generate_responses(responses_cfg(), targets.llama, prompts, tmp_path / "whole")
+    held = []
+    monkeypatch.setattr(
+        "draftpool.data.taps.save_file",
+        lambda made, path: (held.append(made["taps"].nbytes), save_file(made, path)),
+    )
+    monkeypatch.setattr("draftpool.data.taps.SHARD_BYTES", 10_000)
+    generate_responses(responses_cfg(), targets.llama, prompts, tmp_path / "cut")
+    names = sorted(path.name for path in (tmp_path / "cut").glob("taps-*"))
+    count = len(names)
+    assert count > 2 and names == [f"taps-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
+    assert read_json(tmp_path / "cut" / "provenance.json")["shards"] == count
+    tables = [read_table(tmp_path / name / "responses.parquet") for name in ("whole", "cut")]
+    assert (
+        tables[0].prompt_id.tolist() == tables[1].prompt_id.tolist()
+        and tables[1].taps_shard.nunique() == count
+    )
+    largest = 0
+    for one, two in zip(tables[0].itertuples(), tables[1].itertuples(), strict=True):
+        assert list(one.response_ids) == list(two.response_ids)
+        length = len(one.prompt_ids) + len(one.response_ids) - 1
+        own = [
+            Taps(tmp_path / name).rows(row.taps_shard, row.prompt_offset, row.prompt_offset + length)
+            for name, row in (("whole", one), ("cut", two))
+        ]
+        assert torch.equal(*own)
+        largest = max(largest, own[0].nbytes)
+    # A shard ends with the answer that fills it; only the last may hold less.
+    assert all(10_000 <= size < 10_000 + largest for size in held[:-1]) and held[-1] < 10_000 + largest
+
+
+@pytest.mark.parametrize("fate", ["missing", "cut short", "none"])
+def test_damaged_shards_are_named(fate, targets, tmp_path, monkeypatch) -> None:
+    prompts = save_prompts(tmp_path / "prompts", "tales", 8, 0)
+    monkeypatch.setattr("draftpool.data.taps.SHARD_BYTES", 10_000)
+    generate_responses(responses_cfg(), targets.llama, prompts, tmp_path / "out")
+    shards = sorted((tmp_path / "out").glob("taps-*"))
+    if fate == "cut short":
+        shards[1].write_bytes(shards[1].read_bytes()[:-10])
+    for path in shards if fate == "none" else shards[1:2] if fate == "missing" else []:
+        path.unlink()
+    with pytest.raises(DraftpoolError, match="damaged taps -> delete the folder") as caught:
+        Taps(tmp_path / "out")
+    assert fate == "none" or str(shards[1]) in str(caught.value)
 
 
 def test_prompts_that_are_too_long_are_left_out_and_counted(targets, tmp_path) -> None:
@@ -194,7 +248,7 @@ def test_an_interrupted_stage_leaves_nothing(targets, tmp_path, monkeypatch) -> 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("draftpool.data.responses.save_file", interrupted)
+    monkeypatch.setattr("draftpool.data.taps.save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         generate_responses(responses_cfg(max_new_tokens=2), targets.llama, prompts, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts"]

@@ -18,15 +18,16 @@ from hypothesis.extra import numpy as arrays
 from safetensors.torch import load_file
 from tiny import VOCABULARY, training_cfg
 
-from draftpool import cli
 from draftpool.artefacts import read_json, read_table, write_table
 from draftpool.errors import DraftpoolError
 from draftpool.training import train
 from draftpool.training.batches import ResponseSet, block_labels, context_bias, make_batch, sequence_order
 from draftpool.training.checkpoint import load_checkpoint, save_checkpoint
+from draftpool.training.interruption import SIGNALS, StopRequests
 from draftpool.training.train import learning_rate, train_drafter
 
 EVERY_ID = np.arange(VOCABULARY)
+SHARD = "taps-00001-of-00001.safetensors"
 TIMING = ["step_time", "tokens_per_s"]
 
 
@@ -85,7 +86,7 @@ def test_every_sequence_is_met_once_an_epoch(data) -> None:
 @pytest.mark.parametrize("anchors", [3, 40])
 def test_a_batch_equals_what_the_tables_say(data, anchors, llama_world) -> None:
     n, sequences = len(data), 3
-    taps_files = [load_file(path / "taps.safetensors")["taps"] for path in llama_world.train]
+    taps_files = [load_file(path / SHARD)["taps"] for path in llama_world.train]
     supervised = padding = 0
     for step in range(6):
         batch = _batch(data, step, sequences=sequences, anchors=anchors)
@@ -135,10 +136,10 @@ def test_answers_without_an_anchor_are_an_error(llama_world, tmp_path) -> None:
     write_table(
         tmp_path / "responses.parquet", frame.assign(response_ids=[ids[:1] for ids in frame.response_ids])
     )
-    (tmp_path / "taps.safetensors").write_bytes((llama_world.train[0] / "taps.safetensors").read_bytes())
+    (tmp_path / SHARD).write_bytes((llama_world.train[0] / SHARD).read_bytes())
     with pytest.raises(DraftpoolError, match="no answer of at least two tokens"):
         ResponseSet([tmp_path], None)
-    (tmp_path / "taps.safetensors").write_bytes(b"cut")
+    (tmp_path / SHARD).write_bytes(b"cut")
     with pytest.raises(DraftpoolError, match="damaged taps.*snakemake"):
         ResponseSet([tmp_path], None)
 
@@ -204,14 +205,12 @@ def test_d32_compared_runs_differ_in_the_objective_only(llama_world, whole, tmp_
     assert first.confidence_1[19] != second.confidence_1[19]
 
 
-def _interrupt_at(monkeypatch, step: int, how: str) -> None:
+def _fail_at(monkeypatch, step: int) -> None:
     make = train.make_batch
 
     def interrupted(responses, at, *arguments):
         if at == step:
             monkeypatch.setattr(train, "make_batch", make)
-            if how == "SIGTERM":
-                os.kill(os.getpid(), signal.SIGTERM)
             raise RuntimeError("out of memory")
         return make(responses, at, *arguments)
 
@@ -226,15 +225,11 @@ def _watch_steps(monkeypatch) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize("how", ["exception", "SIGTERM"])
-def test_d33_a_resumed_run_is_bit_equal(how, llama_world, whole, tmp_path, monkeypatch) -> None:
-    before = signal.signal(signal.SIGTERM, cli._stop)
-    try:
-        _interrupt_at(monkeypatch, 7, how)
-        with pytest.raises(KeyboardInterrupt if how == "SIGTERM" else RuntimeError):
-            _train(llama_world, tmp_path, "run")
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def test_d33_a_resumed_run_is_bit_equal(llama_world, whole, tmp_path, monkeypatch) -> None:
+    """After a sudden end; test_training_distributed.py sends signals to real processes."""
+    _fail_at(monkeypatch, 7)
+    with pytest.raises(RuntimeError):
+        _train(llama_world, tmp_path, "run")
     assert not (tmp_path / "run").exists()
     assert (tmp_path / "state" / "run" / "checkpoint.safetensors").exists()
     steps = _watch_steps(monkeypatch)
@@ -247,7 +242,7 @@ def test_d33_a_resumed_run_is_bit_equal(how, llama_world, whole, tmp_path, monke
 def test_d33_a_checkpoint_of_something_else_is_ignored(
     fate, llama_world, whole, tmp_path, monkeypatch
 ) -> None:
-    _interrupt_at(monkeypatch, 7, "exception")
+    _fail_at(monkeypatch, 7)
     with monkeypatch.context() as patched:
         changes = {}
         if fate == "other configuration":
@@ -340,3 +335,32 @@ def test_provenance_tells_what_the_vocabulary_covers(llama_world) -> None:
         assert told["answer_tokens"] == len(answers) and (told["vocabulary_coverage"] < 1) == (
             path.name == "small"
         )
+
+
+def test_a_signal_while_stepping_is_noted_and_both_are_restored() -> None:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    with StopRequests() as requests:
+        assert not requests.noted
+        for number in SIGNALS:
+            os.kill(os.getpid(), number)
+        assert requests.noted
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+def test_precision_is_what_was_asked_for(llama_world, tmp_path, monkeypatch) -> None:
+    """Products in bfloat16 or not; weights and what the optimiser keeps stay float32."""
+    runs = {}
+    for precision in ("float32", "bfloat16"):
+        folder = _train(llama_world, tmp_path, precision, training=_training(precision=precision, steps=3))
+        assert read_json(folder / "provenance.json")["bfloat16"] == (precision == "bfloat16")
+        runs[precision] = _log(folder)
+        assert all(
+            value.dtype in (torch.float32, torch.int64)
+            for value in load_file(folder / "model.safetensors").values()
+        )
+    first = [runs[precision].loss[0] for precision in ("float32", "bfloat16")]
+    assert first[0] != first[1] and first[0] == pytest.approx(first[1], rel=0.05)
+    for native in (False, True):
+        monkeypatch.setattr(train, "cpu_multiplies_bfloat16", lambda native=native: native)
+        assert train.uses_bfloat16("auto", torch.device("cpu")) == native
+        assert train.uses_bfloat16("auto", torch.device("cuda"))

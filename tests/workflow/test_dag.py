@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -230,3 +231,27 @@ def test_bad_configuration_is_one_line(new_checkout, overlay, message):
     assert done.returncode == 1
     shown = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("Config file")]
     assert len(shown) == 1 and message in shown[0]
+
+
+def test_a_training_in_several_processes_is_told_so_and_gets_cores(new_checkout, tmp_path):
+    """By a variable, since another split must not change the command; other trainings as before."""
+    checkout = new_checkout.copy(tmp_path / "checkout")
+    pretend = checkout.root / "pretend/draftpool"
+    dump = "import os\nif out.is_dir():\n    told = [flags.threads, os.environ['DRAFTPOOL_SPLITS']]\n"
+    dump += "    (out / 'told.json').write_text(__import__('json').dumps(told))\n"
+    pretend.write_text(pretend.read_text() + dump)
+    training = {"processes": 3, "accumulate": 2, "batch_sequences": 6}
+    overlay = checkout.overlay({"drafters": {"baseline": {"training": training}}})
+    printed = checkout.snakemake("--cores", "4", "drafters", *overlay)
+    assert printed.returncode == 0, printed.stdout + printed.stderr
+    told = {
+        folder.name.rsplit("-", 1)[0]: json.loads((folder / "told.json").read_text())
+        for folder in (checkout.root / "results/drafters").iterdir()
+    }
+    assert len(told) > 2 and {name for name, (threads, _) in told.items() if threads == 3} == {
+        "dflash-mixed-s0"
+    }
+    assert {threads for threads, _ in told.values()} == {1, 3}
+    for _, splits in told.values():
+        ((name, split),) = json.loads(splits).items()
+        assert name.startswith("dflash-mixed-s0-") and split == [3, 2]

@@ -152,6 +152,9 @@ def test_d42_nothing_reruns_after_edited_comments_docstrings_and_key_order(finis
             id="a prompt set",
         ),
         pytest.param({"threads": 2}, [], id="option that changes no result"),
+        pytest.param(
+            {"drafters": {"general": {"training": {"processes": 2}}}}, [], id="how a training is split"
+        ),
     ],
 )
 def test_d42_one_option_reruns_what_depends_on_it(finished_checkout, changes, expected):

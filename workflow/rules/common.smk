@@ -62,7 +62,7 @@ TABLE_NAMES = table_names(PLAN)
 FIGURES = [f"{STUDY}/figures/{name}.{end}" for name in FIGURE_NAMES for end in ("png", "pdf")]
 TABLES = [f"{STUDY}/tables/{name}.{end}" for name in TABLE_NAMES for end in ("csv", "md", "tex")]
 
-prepare_jobs(PLAN.dtypes)
+prepare_jobs(PLAN)
 
 
 def each(pattern, ids):
@@ -86,8 +86,18 @@ def code_of(stage):
 
 
 def threads_of(stage):
-    """Return a number of threads: those of the job's artefact, or of the study."""
-    return lambda wildcards: ARTEFACTS[stage][wildcards.id].threads or THREADS
+    """Return a number of threads: those of the job's artefact, or of the study; one for each process at least."""
+
+    def threads(wildcards):
+        artefact = ARTEFACTS[stage][wildcards.id]
+        return max(artefact.threads or THREADS, artefact.processes)
+
+    return threads
+
+
+def each_process(stage, amount):
+    """Return a resource: so much for every process of the job."""
+    return lambda wildcards: amount * ARTEFACTS[stage][wildcards.id].processes
 
 
 def upstream(stage, key, pattern):

@@ -26,8 +26,8 @@ rule train_drafter:
         id=known("train_drafter"),
     threads: threads_of("train_drafter")
     resources:
-        gpu=GPU,
-        mem_mb=4000,
+        gpu=each_process("train_drafter", GPU),
+        mem_mb=each_process("train_drafter", 4000),
         runtime=480,
     params:
         cfg=cfg_of("train_drafter"),

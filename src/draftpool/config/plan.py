@@ -38,13 +38,16 @@ from draftpool.errors import DraftpoolError
 class Artefact:
     """One cached result: its id, the configuration of its stage and the drafters or upstream ids it reads.
 
-    ``threads`` are the cores of its job (None: those of the study); they are no part of the id.
+    ``threads`` are the cores of its job (None: those of the study), ``processes`` those that share its work, and
+    ``accumulate`` the parts that each does one after the other; they are no part of the id.
     """
 
     id: str
     cfg: dict
     inputs: dict[str, Any] = field(default_factory=dict)
     threads: int | None = None
+    processes: int = 1
+    accumulate: int = 1
 
 
 class Plan:

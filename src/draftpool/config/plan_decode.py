@@ -20,7 +20,7 @@ def lossless_artefact(plan: Plan, make: type[Artefact]) -> Artefact:
     cfg = plan.study.lossless.model_dump() | {
         "drafters": plan.named_drafters(plan.checked_drafters),
         "taps": plan.study.target.taps,
-        "backend": plan.study.target.backend,
+        **plan.study.target.loading,
         "max_prompt_tokens": plan.study.responses.max_prompt_tokens,
         "device": plan.study.device,
         "seed": plan.study.seed,
@@ -66,7 +66,7 @@ def decode_artefacts(plan: Plan, make: type[Artefact]) -> dict[tuple[str, str], 
                 "drafters": plan.named_drafters(drafters),
                 "selectors": plan.study.selectors,
                 "taps": plan.study.target.taps,
-                "backend": plan.study.target.backend,
+                **plan.study.target.loading,
                 "device": plan.study.device,
                 "max_prompt_tokens": plan.study.responses.max_prompt_tokens,
             }

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # `init` of a trained drafter that is no name of another one.
 FIRST_WEIGHTS = ("target_layers", "random")
+# How a training is split over cores, processes and micro-batches: no part of what it is.
+SPLIT = ("threads", "processes", "accumulate")
 LAYOUT_KINDS = {"dflash": "block", "eagle3": "eagle", "causal_lm": "independent"}
 
 
@@ -136,6 +138,10 @@ def _answers(plan: Plan, domain: str) -> str:
 
 def _trained(plan: Plan, run: DrafterRun, make: type[Artefact]) -> Artefact:
     recipe = run.recipe
+    training = recipe.training.model_dump(exclude=set(SPLIT))
+    if training["precision"] == "auto":
+        # Told where it is fixed only, so that ids of trainings that leave it to the machine stay what they were.
+        del training["precision"]
     cfg = {
         "kind": recipe.kind,
         "domains": run.domains,
@@ -144,7 +150,7 @@ def _trained(plan: Plan, run: DrafterRun, make: type[Artefact]) -> Artefact:
         "init": "drafter" if run.init_from else recipe.init,
         "objective": recipe.objective.model_dump(),
         "model": recipe.model.model_dump(),
-        "training": recipe.training.model_dump(exclude={"threads"}),
+        "training": training,
         "taps": plan.study.target.taps,
         "device": plan.study.device,
     }
@@ -155,7 +161,8 @@ def _trained(plan: Plan, run: DrafterRun, make: type[Artefact]) -> Artefact:
     }
     kind = "" if recipe.kind == "block" else f"{recipe.kind}-"
     slug = f"{kind}{recipe.objective.kind}-{run.home or 'mixed'}-s{run.seed}"
-    return make(make_id(slug, cfg | inputs), cfg, inputs, recipe.training.threads)
+    split = {name: getattr(recipe.training, name) for name in SPLIT}
+    return make(make_id(slug, cfg | inputs), cfg, inputs, **split)
 
 
 def told_of_drafters(plan: Plan) -> list[dict]:

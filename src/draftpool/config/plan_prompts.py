@@ -54,7 +54,7 @@ def check_domains(plan: Plan) -> None:
 
 def model_artefact(target: Target, make: type[Artefact]) -> Artefact:
     """The folder of a model."""
-    cfg = target.model_dump(exclude={"taps", "name", "backend"})
+    cfg = target.model_dump(exclude={"taps", "name", "backend", "device_map"})
     if target.chat_options is None:
         # Told where it changes something only, so that ids of other targets stay what they were.
         cfg.pop("chat_options")
@@ -135,7 +135,7 @@ def set_artefacts(plan: Plan, make: type[Artefact]) -> dict[str, Artefact]:
             if options.how == "llm":
                 model = _rewording_model(plan, options)
                 cfg |= {
-                    "backend": plan.study.target.backend if options.model is None else options.model.backend,
+                    **(plan.study.target if options.model is None else options.model).loading,
                     "device": plan.study.device,
                     "batch_sequences": plan.study.responses.batch_sequences,
                 }
@@ -173,7 +173,7 @@ def response_artefacts(plan: Plan, make: type[Artefact]) -> dict[tuple[str, str]
                 "domain": name,
                 "split": split,
                 "taps": study.target.taps,
-                "backend": study.target.backend,
+                **study.target.loading,
                 "device": study.device,
             }
             cfg |= {} if options is None else answer_options(options, study)

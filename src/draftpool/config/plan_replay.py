@@ -50,7 +50,7 @@ def costs_artefact(plan: Plan, make: type[Artefact], pool: PoolPlan) -> list[Art
         "repeats": plan.study.replay.cost_repeats,
         "dtype": plan.dtypes[-1],
         "taps": plan.study.target.taps,
-        "backend": plan.study.target.backend,
+        **plan.study.target.loading,
         "device": plan.study.device,
     }
     inputs = {

@@ -77,7 +77,7 @@ def score_artefact(plan: Plan, make: type[Artefact]) -> Artefact:
         ],
         "streams": streams,
         "taps": study.target.taps,
-        "backend": study.target.backend,
+        **study.target.loading,
         "device": study.device,
     }
     inputs = {

@@ -72,6 +72,32 @@ class Training(Strict):
         description="Cores of this training, so that several run side by side; null: as `threads`.",
         ge=1,
     )
+    processes: int = Field(
+        1,
+        description="Processes that share every step, inside one job: on GPUs one for each, otherwise with their share "
+        "of the cores (docs/large-targets.md).",
+        ge=1,
+    )
+    accumulate: int = Field(
+        1,
+        description="Micro-batches that every process cuts its share of a step into, one in memory at a time; the "
+        "result is the same up to rounding.",
+        ge=1,
+    )
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Of products in training; weights, gradients and losses are float32. `auto`: bfloat16 on a GPU "
+        "or a processor that multiplies it.",
+    )
+
+    @model_validator(mode="after")
+    def _every_part_has_a_sequence(self):
+        if self.processes * self.accumulate > self.batch_sequences:
+            raise ValueError(
+                f"`processes` {self.processes} x `accumulate` {self.accumulate} are more parts than the "
+                f"`batch_sequences` {self.batch_sequences} of a step"
+            )
+        return self
 
 
 class Objective(BaseModel):

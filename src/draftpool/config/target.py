@@ -53,6 +53,12 @@ class Target(Strict):
         description="`fast`: our own forward pass (Llama, Qwen2 and Qwen3 families; others fall back with a "
         "warning). `transformers`: the library's, one sequence at a time.",
     )
+    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = Field(
+        None,
+        description="How accelerate spreads a target that one device does not hold over GPUs, main memory and disk "
+        "(needs `backend: transformers`; docs/large-targets.md); `balanced_low_0` leaves room for drafters. Null: one "
+        "device.",
+    )
 
     @model_validator(mode="after")
     def _source_has_its_fields(self):
@@ -61,3 +67,15 @@ class Target(Strict):
             if getattr(self, name) is None:
                 raise ValueError(f"`source: {self.source}` needs `{name}`")
         return self
+
+    @model_validator(mode="after")
+    def _only_transformers_spreads_layers(self):
+        if self.device_map is not None and self.backend != "transformers":
+            raise ValueError("`device_map` needs `backend: transformers`: the fast one runs on one device")
+        return self
+
+    @property
+    def loading(self) -> dict[str, str]:
+        """What stages are told of how it runs; `device_map` where it is set, so that other ids stay what they were."""
+        spread = {} if self.device_map is None else {"device_map": self.device_map}
+        return {"backend": self.backend} | spread

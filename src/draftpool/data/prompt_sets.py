@@ -20,7 +20,7 @@ def prepare_set(cfg: dict, prompts: list[Path], model: Path | None, out: Path) -
 
     Args:
         cfg: `name`, `kind`, `domains`, `prompts_per_domain`, `seed` and the options of the kind; `how: llm` also
-            `backend`, `device` and `batch_sequences`.
+            `backend` (`device_map`), `device` and `batch_sequences`.
         prompts: Prompt folders of the domains.
         model: Folder of the rewording model, for `how: llm`.
         out: Folder to write.
@@ -77,7 +77,7 @@ def _texts(cfg: dict, rows: list[dict], texts: list[str], model: Path | None) ->
     how = cfg["how"]
     if how == "llm":
         device = resolve_device(cfg["device"])
-        rewording = load_target(model, None, device, torch.float32, cfg["backend"])
+        rewording = load_target(model, None, device, torch.float32, cfg["backend"], cfg.get("device_map"))
         return reworded_by_model(texts, rewording, load_tokenizer(model), cfg["batch_sequences"])
     keys = [(cfg["seed"], row["id"]) for row in rows]
     if how == "typos":

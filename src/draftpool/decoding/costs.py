@@ -105,7 +105,7 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
     """Write `costs.json`: seconds per part of a round, medians of interleaved repeats, and `spread` (quartiles).
 
     Args:
-        cfg: `drafters` (of the pool), `repeats`, `dtype`, `taps`, `backend`, `device`.
+        cfg: `drafters` (of the pool), `repeats`, `dtype`, `taps`, `backend` (`device_map`), `device`.
         target: Target folder.
         responses: Held-out response folders; the answer of median prompt length is the context.
         drafters: Drafter folders in the order of `cfg["drafters"]`.
@@ -122,7 +122,7 @@ def profile_costs(cfg: dict, target: Path, responses: list[Path], drafters: list
         DraftpoolError: If a drafter does not fit, or no answer is long enough.
     """
     device, dtype = resolve_device(cfg["device"]), getattr(torch, cfg["dtype"])
-    model = load_target(target, cfg["taps"], device, dtype, cfg["backend"])
+    model = load_target(target, cfg["taps"], device, dtype, cfg["backend"], cfg.get("device_map"))
     pool = {name: load_drafter(name, folder, model) for name, folder in named_folders(cfg, drafters).items()}
     k_pool = max(drafter.k for drafter in pool.values())
     prompt, answer = _median_answer(responses, k_pool + 1)

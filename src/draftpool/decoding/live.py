@@ -296,8 +296,8 @@ def decode_live(
     Args:
         cfg: `stream`, `domains`, `prompts_per_domain`, `order`, `stream_seed`, `dtype`, `pool`, `homes`,
             `generalist`, `drafters`, `selectors`, `selector_seeds`, `max_new_tokens`, `max_prompt_tokens`,
-            `temperature`, `repeats`, `warmup_prompts`, `taps`, `backend`, `device`; `top_p` (default 1) and
-            `verification` (default `match`).
+            `temperature`, `repeats`, `warmup_prompts`, `taps`, `backend` (`device_map`), `device`; `top_p` (default 1)
+            and `verification` (default `match`).
         target: Target folder.
         prompts: Prompt folders, one a domain.
         drafters: Drafter folders in the order of `cfg["drafters"]`.

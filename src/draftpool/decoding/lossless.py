@@ -133,7 +133,7 @@ def check_lossless(cfg: dict, target: Path, prompts: list[Path], drafters: list[
 
     Args:
         cfg: `prompts_per_domain`, `max_new_tokens`, `max_prompt_tokens`, `bfloat16_prompts`, `drafters`,
-            `taps`, `backend`, `device`, `seed`.
+            `taps`, `backend` (`device_map`), `device`, `seed`.
         target: Target folder.
         prompts: Prompt folders, one a domain.
         drafters: Drafter folders in the order of `cfg["drafters"]`.

@@ -73,7 +73,9 @@ def load_workbench(cfg: dict, target: Path, drafters: dict[str, Path], dtype: to
     Raises:
         DraftpoolError: If the target or a drafter cannot be loaded or does not fit.
     """
-    model = load_target(target, cfg["taps"], resolve_device(cfg["device"]), dtype, cfg["backend"])
+    model = load_target(
+        target, cfg["taps"], resolve_device(cfg["device"]), dtype, cfg["backend"], cfg.get("device_map")
+    )
     tokenizer = load_tokenizer(target)
     loaded = {name: load_drafter(name, folder, model) for name, folder in drafters.items()}
     if cfg.get("offload") == "cpu" and model.device.type != "cpu":

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from safetensors import safe_open
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -14,6 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from draftpool.artefacts import atomic_dir, read_jsonl, read_table, write_json, write_provenance
 from draftpool.data.streams import session_of
+from draftpool.data.taps import Taps
 from draftpool.errors import DraftpoolError
 
 FEATURES = ("tfidf", "hidden")
@@ -47,15 +47,13 @@ def base_domains(folder: Path) -> dict[str, str]:
 def mean_hidden(folder: Path, n_taps: int) -> dict[str, np.ndarray]:
     """Mean over the prompt's tokens of the target's deepest tap [hidden], by prompt or session (its first turn)."""
     table = read_table(folder / "responses.parquet").drop_duplicates("prompt_id")
-    found = {}
-    with safe_open(folder / "taps.safetensors", framework="pt") as taps:
-        rows = taps.get_slice("taps")
-        for row in table.itertuples():
-            session, turn = session_of(row.prompt_id)
-            if turn > 0:
-                continue
-            own = rows[int(row.prompt_offset) : int(row.response_offset)].float().numpy()
-            found[session] = own[:, -(own.shape[1] // n_taps) :].mean(axis=0)
+    taps, found = Taps(folder), {}
+    for row in table.itertuples():
+        session, turn = session_of(row.prompt_id)
+        if turn > 0:
+            continue
+        own = taps.rows(int(row.taps_shard), int(row.prompt_offset), int(row.response_offset)).float().numpy()
+        found[session] = own[:, -(own.shape[1] // n_taps) :].mean(axis=0)
     return found
 
 

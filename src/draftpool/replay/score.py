@@ -165,7 +165,7 @@ def score_pool(
         cfg: `answers` (of every response folder: `name`; `temperature`, `top_p`; `prompts`, how many are scored, None
             for all; `drafters`, by name, None for all; `bd_full`, answers in which the target reads every draft of the
             `pool`), `pool`, `drafters` (`learns`: it remembers streams), `streams` (that those are scored along),
-            `taps`, `backend`, `device`.
+            `taps`, `backend` (`device_map`), `device`.
         target: Target folder.
         responses: Response folders of held-out prompts and prompt sets, in the order of `cfg["answers"]`.
         drafters: Drafter folders in the order of `cfg["drafters"]`.
@@ -179,7 +179,7 @@ def score_pool(
     told = {drafter["name"]: drafter for drafter in cfg["drafters"]}
     code = code_digest("draftpool.replay.score")
     device = resolve_device(cfg["device"])
-    model = load_target(target, cfg["taps"], device, torch.float32, cfg["backend"])
+    model = load_target(target, cfg["taps"], device, torch.float32, cfg["backend"], cfg.get("device_map"))
     loaded: dict[str, Drafter] = {}
 
     def drafter_of(name: str) -> Drafter:

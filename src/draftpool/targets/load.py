@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -43,23 +44,39 @@ def synchronise(device: torch.device) -> None:
 
 
 def load_target(
-    folder: Path, taps: list[int] | None, device: torch.device, dtype: torch.dtype, backend: str = "fast"
+    folder: Path,
+    taps: list[int] | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: str = "fast",
+    device_map: str | dict[str, str] | None = None,
 ) -> TargetModel:
     """Load the target model.
 
     Args:
         folder: Target folder.
         taps: Layers whose output drafters read; None for the default ones, empty for none.
-        device: Where it runs.
+        device: Where it runs; of a model over several devices, where drafters are.
         dtype: Type of its weights.
         backend: `fast`, where the family is supported, or `transformers`.
+        device_map: How accelerate spreads the layers over devices (a name it knows, or a device for every module);
+            None for one device.
 
     Raises:
-        DraftpoolError: If the folder holds no loadable model or the taps do not fit.
+        DraftpoolError: If the folder holds no loadable model, the taps do not fit, or the fast backend is asked for a
+            model over several devices.
     """
     config = read_config(folder)
     taps = [] if taps == [] else check_taps(taps, config.num_hidden_layers)
     reason = unsupported_reason(config)
+    if device_map is not None:
+        if backend == "fast":
+            raise DraftpoolError(
+                "the fast backend runs on one device",
+                "config key `target.device_map`",
+                "use `backend: transformers`",
+            )
+        return TransformersTarget(_load_transformers(folder, device, dtype, device_map), taps, device)
     if backend == "fast":
         if reason is None:
             try:
@@ -74,19 +91,28 @@ def load_target(
     return TransformersTarget(_load_transformers(folder, device, dtype), taps)
 
 
-def _load_transformers(folder: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
+def _load_transformers(
+    folder: Path, device: torch.device, dtype: torch.dtype, device_map: str | dict[str, str] | None = None
+) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    options = {"dtype": dtype, "local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+    if device_map is not None:
+        # Only what safetensors do not hold as it is needed is written there; removed when this process ends.
+        scratch = tempfile.TemporaryDirectory(prefix="draftpool-offload-")
+        options |= {"device_map": device_map, "offload_folder": scratch.name}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
-        )
+        model = AutoModelForCausalLM.from_pretrained(folder, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         message = str(error).splitlines()[0]
         raise DraftpoolError(f"cannot load the target ({message})", str(folder), DELETE_TARGET) from error
-    return model.to(device).eval()
+    if device_map is None:
+        return model.to(device).eval()
+    # A dispatched model is never moved: its hooks know where each layer is.
+    model.offload_folder = scratch
+    return model.eval()
 
 
 def load_weights(folder: Path, dtype: torch.dtype) -> TargetWeights:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from draftpool import draws
 from draftpool.artefacts import read_table
+from draftpool.data.taps import Taps
 from draftpool.drafters.block import context_bias
 from draftpool.errors import DraftpoolError
 
@@ -22,7 +23,7 @@ class ResponseSet:
     """Answers of several domains with their taps, which stay on disk (memory-mapped) until they are used.
 
     Args:
-        folders: Response folders (`responses.parquet`, `taps.safetensors`).
+        folders: Response folders (`responses.parquet` and shards of taps).
         prompts_per_domain: Prompts taken of each folder, in the order of the table; None for all.
 
     Raises:
@@ -30,18 +31,11 @@ class ResponseSet:
     """
 
     def __init__(self, folders: list[Path], prompts_per_domain: int | None):
-        frames, self.taps = [], []
+        frames = []
         for number, folder in enumerate(folders):
             frame = read_table(folder / "responses.parquet").head(prompts_per_domain)
             frames.append(frame.assign(folder=number))
-            try:
-                self.taps.append(safe_open(folder / "taps.safetensors", framework="pt"))
-            except Exception as error:
-                raise DraftpoolError(
-                    "damaged taps",
-                    str(folder / "taps.safetensors"),
-                    "delete the folder and run snakemake again",
-                ) from error
+        self.taps = [Taps(folder) for folder in folders]
         rows = pd.concat(frames, ignore_index=True)
         # An answer of one token has no anchor with a token after it.
         self.rows = rows[rows.response_ids.map(len) >= 2].reset_index(drop=True)
@@ -62,12 +56,12 @@ class ResponseSet:
         row = self.rows.iloc[index]
         start = int(row.prompt_offset)
         stop = int(row.response_offset) + len(row.response_ids) - 1
-        return self.taps[row.folder].get_slice("taps")[start:stop]
+        return self.taps[row.folder].rows(int(row.taps_shard), start, stop)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Blocks of several sequences; padding anchors have no supervised slot.
+    """Blocks of the sequences of a step, or of a part of them; padding anchors have no supervised slot.
 
     Attributes:
         taps: [sequences, length, taps x hidden] float32, of all tokens but the last.
@@ -77,7 +71,7 @@ class Batch:
         bias: [sequences, anchors, length], 0 before the anchor, -inf from it on.
         labels: Columns of the draft vocabulary [sequences, anchors, B - 1], 0 where unsupervised.
         mask: Supervised slots [sequences, anchors, B - 1].
-        order_hash: Digest of which anchors of which prompts these are.
+        order_hash: Digest of which anchors of which prompts the whole step has.
     """
 
     taps: Tensor
@@ -114,9 +108,51 @@ def block_labels(
     return np.where(mask, found, 0), mask
 
 
+@lru_cache(maxsize=4)
 def sequence_order(n_sequences: int, seed: int, epoch: int) -> np.ndarray:
     """Permutation of the sequences in one epoch; depends on (seed, epoch) only."""
-    return draws.generator("sequence_order", seed, epoch).permutation(n_sequences)
+    order = draws.generator("sequence_order", seed, epoch).permutation(n_sequences)
+    order.flags.writeable = False
+    return order
+
+
+def parts_of(batch_sequences: int, processes: int, accumulate: int, process: int) -> list[range]:
+    """Micro-batches of one process: its share of a step's sequences, cut into parts that differ by one at most.
+
+    Every sequence is in one part of one process; a part is empty where there are fewer sequences than parts.
+    """
+
+    def cut(whole: range, pieces: int) -> list[range]:
+        size, more = divmod(len(whole), pieces)
+        ends = [whole.start + size * place + min(place, more) for place in range(pieces + 1)]
+        return [range(*pair) for pair in zip(ends[:-1], ends[1:], strict=True)]
+
+    return cut(cut(range(batch_sequences), processes)[process], accumulate)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """The sequences of a step, the places of their anchors in the answers, and a digest of both."""
+
+    rows: list[int]
+    places: list[np.ndarray]
+    order_hash: str
+
+
+def _draw(
+    responses: ResponseSet, step: int, seed: int, batch_sequences: int, anchors_per_sequence: int
+) -> _Drawn:
+    first, digest = step * batch_sequences, hashlib.sha256()
+    rows, places = [], []
+    for number in range(batch_sequences):
+        epoch, offset = divmod(first + number, len(responses))
+        rows.append(int(sequence_order(len(responses), seed, epoch)[offset]))
+        anchored = len(responses.rows.response_ids.iloc[rows[-1]]) - 1
+        wanted = min(anchors_per_sequence, anchored)
+        generator = draws.generator("anchors", seed, step, number)
+        places.append(np.sort(generator.choice(anchored, size=wanted, replace=False)))
+        digest.update(f"{responses.rows.prompt_id.iloc[rows[-1]]}:{places[-1].tolist()};".encode())
+    return _Drawn(rows, places, digest.hexdigest()[:16])
 
 
 def make_batch(
@@ -127,13 +163,24 @@ def make_batch(
     anchors_per_sequence: int,
     block_size: int,
     columns: np.ndarray,
+    part: range | None = None,
 ) -> Batch:
-    """Return the batch of one step; a pure function of its arguments, so that a resumed run sees the same data."""
-    first = step * batch_sequences
-    chosen = []
-    for place in range(first, first + batch_sequences):
-        epoch, offset = divmod(place, len(responses))
-        chosen.append(int(sequence_order(len(responses), seed, epoch)[offset]))
+    """Return the batch of one step; a pure function of its arguments, so that a resumed run sees the same data.
+
+    Args:
+        responses: The answers.
+        step: Number of the step.
+        seed: Of the training.
+        batch_sequences: Sequences of the whole step.
+        anchors_per_sequence: Anchors drawn of each (at most all).
+        block_size: B.
+        columns: Column of every token id in the draft vocabulary, -1 if it has none.
+        part: Which of the step's sequences are wanted (at least one); None for all. Only their taps are read, and
+            they have the anchors that they have in the whole step.
+    """
+    drawn = _draw(responses, step, seed, batch_sequences, anchors_per_sequence)
+    wanted_rows = range(batch_sequences) if part is None else part
+    chosen = [drawn.rows[place] for place in wanted_rows]
     rows = responses.rows.iloc[chosen]
     contexts = [responses.context(index) for index in chosen]
     length = max(context.shape[0] for context in contexts)
@@ -144,12 +191,9 @@ def make_batch(
     anchors, positions = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     labels = np.zeros((*shape, slots), dtype=np.int64)
     mask = np.zeros((*shape, slots), dtype=bool)
-    digest = hashlib.sha256()
-    for number, row in enumerate(rows.itertuples()):
-        answer = np.asarray(row.response_ids)
-        generator = draws.generator("anchors", seed, step, number)
-        wanted = min(anchors_per_sequence, len(answer) - 1)
-        places = np.sort(generator.choice(len(answer) - 1, size=wanted, replace=False))
+    for number, (place, row) in enumerate(zip(wanted_rows, rows.itertuples(), strict=True)):
+        answer, places = np.asarray(row.response_ids), drawn.places[place]
+        wanted = len(places)
         taps[number, : contexts[number].shape[0]] = contexts[number]
         text = [*row.prompt_ids, *answer]
         tokens[number, : len(text)] = torch.tensor(text)
@@ -158,7 +202,6 @@ def make_batch(
         positions[number] = contexts[number].shape[0]
         positions[number, :wanted] = len(row.prompt_ids) + places
         labels[number, :wanted], mask[number, :wanted] = block_labels(answer, places, slots, columns)
-        digest.update(f"{row.prompt_id}:{places.tolist()};".encode())
     tensors = [torch.from_numpy(array) for array in (anchors, positions, labels, mask)]
     bias = context_bias(tensors[1], length)
-    return Batch(taps, tokens, tensors[0], tensors[1], bias, tensors[2], tensors[3], digest.hexdigest()[:16])
+    return Batch(taps, tokens, tensors[0], tensors[1], bias, tensors[2], tensors[3], drawn.order_hash)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -28,6 +28,10 @@ PACKAGE = "draftpool.training.objectives"
 DECORATOR = "register_objective"
 
 Reduction = Literal["anchor_mean", "weight_mean", "sequence_sum"]
+
+
+# Smallest divisor: where nothing is supervised the sum is 0 and so is the loss.
+SMALLEST_DIVISOR = 1e-30
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,70 @@ class LossReport:
     confidence: Tensor
 
 
+@dataclass(frozen=True)
+class LossSums:
+    """What adds up over the parts of a batch: its loss is the sum of all `total` divided by the sum of all `divisor`.
+
+    Only `total` has a gradient, so that the gradient of the whole batch's loss is the sum of the parts' gradients of
+    `total`, divided once by the batch's divisor.
+
+    Attributes:
+        total: scalar, what the reduction sums up.
+        divisor: scalar, what the reduction divides by.
+        weights: [K], sum of the weights of each slot.
+        confidence: [K], sum of q over the supervised anchors of each slot.
+        supervised: [K], supervised anchors of each slot.
+    """
+
+    total: Tensor
+    divisor: Tensor
+    weights: Tensor
+    confidence: Tensor
+    supervised: Tensor
+
+    def __add__(self, other: LossSums) -> LossSums:
+        """Sums of both parts."""
+        return LossSums(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+    def detached(self) -> LossSums:
+        """The same sums without the gradient."""
+        return replace(self, total=self.total.detach())
+
+    def numbers(self) -> Tensor:
+        """All sums side by side, float64[2 + 3 K], without gradient."""
+        slots = len(self.weights)
+        numbers = self.weights.new_zeros(2 + 3 * slots).double()
+        numbers[0], numbers[1] = self.total.detach(), self.divisor
+        for place, sums in enumerate((self.weights, self.confidence, self.supervised)):
+            numbers[2 + place * slots : 2 + (place + 1) * slots] = sums
+        return numbers
+
+    @classmethod
+    def nothing(cls, like: Tensor, slots: int) -> LossSums:
+        """The sums of no sequence at all, on the device of ``like``."""
+        zeros = like.new_zeros(slots)
+        return cls(like.new_zeros(()), like.new_zeros(()), zeros, zeros, zeros)
+
+    @classmethod
+    def of_numbers(cls, numbers: Tensor) -> LossSums:
+        """The sums of :meth:`numbers`."""
+        return cls(numbers[0], numbers[1], *numbers[2:].chunk(3))
+
+    def report(self) -> LossReport:
+        """Loss and log of a batch that these are all sums of."""
+        supervised = self.supervised.clamp(min=1)
+        mean_weight = self.weights / supervised
+        return LossReport(
+            loss=self.total / self.divisor.clamp(min=SMALLEST_DIVISOR),
+            weight_share=mean_weight / mean_weight.sum().clamp(min=SMALLEST_DIVISOR),
+            confidence=self.confidence / supervised,
+        )
+
+
 class Objective(BaseModel, ABC):
     """An objective and its parameters; a family implements `weights`.
 
-    `reduction` says how anchors become one number (`reduce`); ``published`` is the one of the objective's own
+    `reduction` says how anchors become one number (`sum_and_divisor`); ``published`` is the one of the objective's own
     paper, `published_reduction`.
 
     Attributes:
@@ -126,13 +190,25 @@ class Objective(BaseModel, ABC):
         n_sequences: int,
         divergence: Tensor | None = None,
     ) -> LossReport:
-        """Loss of a batch of anchors; log q must be finite at supervised slots.
+        """Loss of a whole batch of anchors (arguments and errors: :meth:`sums`)."""
+        return self.sums(log_q, mask, sequence_index, n_sequences, divergence).report()
+
+    def sums(
+        self,
+        log_q: Tensor,
+        mask: Tensor,
+        sequence_index: Tensor,
+        n_sequences: int,
+        divergence: Tensor | None = None,
+    ) -> LossSums:
+        """Sums over a batch of anchors, or over a part of one; log q must be finite at supervised slots.
 
         Args:
             log_q: [A, K], any float type; computed with in float32. Masked slots may hold anything.
             mask: bool[A, K], supervised slots.
-            sequence_index: int64[A], the sequence of each anchor, in [0, n_sequences).
-            n_sequences: sequences in the batch.
+            sequence_index: int64[A], the sequence of each anchor, in [0, n_sequences). A sequence's anchors are all
+                in the same part of a batch.
+            n_sequences: sequences in the batch or part.
             divergence: [A, K], what `divergence` gave for every slot, if the objective reads the target. Masked
                 slots may hold anything. log q then serves the report only.
 
@@ -154,12 +230,13 @@ class Objective(BaseModel, ABC):
         gain = log_q if divergence is None else -divergence.float().masked_fill(~mask, 0.0)
         terms = self.terms(gain, mask, weights)
         reduction = self.published_reduction if self.reduction == "published" else self.reduction
-        supervised = mask.sum(dim=0).clamp(min=1)
-        mean_weight = weights.sum(dim=0) / supervised
-        return LossReport(
-            loss=reduce(terms, sequence_index, n_sequences, weights, mask, reduction),
-            weight_share=mean_weight / mean_weight.sum().clamp(min=1e-30),
-            confidence=(constant.exp() * mask).sum(dim=0) / supervised,
+        total, divisor = sum_and_divisor(terms, sequence_index, n_sequences, weights, mask, reduction)
+        return LossSums(
+            total=total,
+            divisor=divisor,
+            weights=weights.sum(dim=0),
+            confidence=(constant.exp() * mask).sum(dim=0),
+            supervised=mask.sum(dim=0),
         )
 
     def _check_divergence(self, divergence: Tensor | None, mask: Tensor) -> None:
@@ -184,39 +261,40 @@ class Objective(BaseModel, ABC):
             )
 
 
-def reduce(
+def sum_and_divisor(
     terms: Tensor,
     sequence_index: Tensor,
     n_sequences: int,
     weights: Tensor,
     mask: Tensor,
     reduction: Reduction,
-) -> Tensor:
-    """One number from the anchors' losses. An anchor is valid if it has at least one supervised slot.
+) -> tuple[Tensor, Tensor]:
+    """What a reduction sums up and what it divides by; both add up over the parts of a batch, and only the first has
+    a gradient. An anchor is valid if it has at least one supervised slot.
 
     ``anchor_mean``: each sequence's sum divided by its valid anchors, averaged over the sequences that have
     any (SpecForge PR 848). ``weight_mean``: total divided by the sum of all weights (DFlash).
-    ``sequence_sum``: total divided by the number of sequences (D-PACE). Nothing supervised gives 0.
+    ``sequence_sum``: total divided by the number of sequences (D-PACE). Nothing supervised sums up to 0.
 
     Args:
         terms: float32[A], loss of every anchor, 0 where nothing is supervised.
         sequence_index: int64[A].
-        n_sequences: sequences in the batch.
-        weights: float32[A, K], 0 where masked.
+        n_sequences: sequences in the batch or part.
+        weights: float32[A, K], 0 where masked, without gradient.
         mask: bool[A, K].
         reduction: one of the three.
     """
     if reduction == "sequence_sum":
-        return terms.sum() / n_sequences
+        return terms.sum(), weights.new_full((), n_sequences)
     if reduction == "weight_mean":
-        return terms.sum() / weights.sum().clamp(min=1e-30)
+        return terms.sum(), weights.sum()
     if reduction != "anchor_mean":
         raise DraftpoolError(
             f"unknown reduction {reduction!r}", "objective", f"use one of: {', '.join(get_args(Reduction))}"
         )
     valid = terms.new_zeros(n_sequences).index_add(0, sequence_index, mask.any(dim=-1).to(terms.dtype))
     sums = terms.new_zeros(n_sequences).index_add(0, sequence_index, terms)
-    return (sums / valid.clamp(min=1)).sum() / (valid > 0).sum().clamp(min=1)
+    return (sums / valid.clamp(min=1)).sum(), (valid > 0).sum()
 
 
 ObjectiveClass = TypeVar("ObjectiveClass", bound=type[Objective])
