@@ -274,3 +274,10 @@ def test_unknown_models_end_in_a_line_that_says_how_to_give_them(shape_file):
     (shape_file.parent / "bad.json").write_text('{"hidden_size": 3}')
     with pytest.raises(DraftpoolError, match="no configuration of a language model"):
         shape_of("a/b", {"a/b": shape_file.parent / "bad.json"}, "")
+
+
+def test_shards_are_as_large_as_they_are_written() -> None:
+    from draftpool.data import taps
+    from draftpool.estimate import space
+
+    assert space.SHARD_BYTES == taps.SHARD_BYTES

@@ -17,6 +17,8 @@ PACKED = 2
 KEPT_WIDTHS, KEPT_FEED_FORWARD = 10, 3
 # Logits that training holds at the same time (training/label_probabilities.py), with their gradient.
 LOGITS = 2 * 256 * 2**20
+# A shard of taps (data/taps.py, which imports torch).
+SHARD_BYTES = 2**30
 # Bytes of a scored anchor in lists of Python, before it becomes a table.
 SCORED_ROW = 700
 # Bytes of a row of the acceptance table in memory.
@@ -136,8 +138,9 @@ def _memory(work: Work, world: World, on_gpu: bool) -> tuple[float, float]:
         # As targets/memory.py counts a sequence.
         each = item * (counts["longest"] * shape.cache_values)
         each += item * read * (2 * shape.hidden + 3 * shape.intermediate + 2 * width) + logits
-        # Taps of the answers at work; ended ones lie on disk.
+        # Taps of the answers at work, and of ended ones the shard that is being filled, twice when it is joined.
         taps = counts["batch"] * counts["longest"] * width * ITEM["bfloat16"]
+        taps += 2 * min(SHARD_BYTES, counts["kept_tokens"] * width * ITEM["bfloat16"])
         copies = 1 if on_gpu or item != FLOAT32 else PACKED
         return PROCESS + taps, copies * item * shape.parameters + counts["batch"] * each
     if work.stage == "train_drafter":
