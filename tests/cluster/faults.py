@@ -170,16 +170,18 @@ def disturb(
 # -- what must be equal --------------------------------------------------------------------------------
 
 # Measured in seconds, or chosen by what was: columns, files, and learners that read measured costs.
-TIMED = re.compile(r"^t_|time|seconds|tokens_per_s|speed|s/step|^p$|holm", re.IGNORECASE)
+TIMED = re.compile(r"^t_|time|seconds|tokens_per_s|speed|s/step|evaluation free|^p$|holm", re.IGNORECASE)
 TIMED_FILES = {"overhead.csv", "profile.csv", "parts.csv", "time_split.csv", "times.csv", "prediction.csv"}
-TIMED_VALUES = re.compile(r"speed|seconds|time|^s$|^x$|tokens/s|cost_", re.IGNORECASE)
+# Speed-ups in every row, and selectors in their order.
+TIMED_FILES |= {"gap.csv", "metasd_table.csv", "pools_table.csv", "provenance.html"}
+TIMED_VALUES = re.compile(r"speed|seconds|time|^s$|^x$|s/query|tokens/s|cost_", re.IGNORECASE)
 
 
 def untimed(frame: pd.DataFrame) -> pd.DataFrame:
     """Leave out the columns and rows that hold, or follow from, measured seconds."""
     frame = frame.drop(columns=[name for name in frame.columns if TIMED.search(str(name))])
     timed = pd.Series(False, index=frame.index)
-    for name in {"selector", "metric", "unit", "oracle", "method"} & set(frame.columns):
+    for name in {"selector", "metric", "measure", "unit", "oracle", "method"} & set(frame.columns):
         timed |= frame[name].astype(str).map(lambda text: bool(TIMED_VALUES.search(text)))
     return frame[~timed]
 
@@ -197,7 +199,9 @@ def contents(results: Path) -> dict[str, bytes]:
         if path.suffix == ".parquet":
             found[name] = untimed(pd.read_parquet(path)).to_json(orient="split", double_precision=15).encode()
         elif path.suffix == ".csv":
-            found[name] = untimed(pd.read_csv(path)).to_csv(index=False).encode()
+            frame = untimed(pd.read_csv(path))
+            # Tables for people stand in the order of their speed-ups.
+            found[name] = frame.sort_values(list(frame.columns)).to_csv(index=False).encode()
         elif path.suffix in (".safetensors", ".jsonl") or path.name in ("config.json", "resolved.yaml"):
             found[name] = path.read_bytes()
     return found
