@@ -174,6 +174,7 @@ TIMED = re.compile(r"^t_|time|seconds|tokens_per_s|speed|s/step|evaluation free|
 TIMED_FILES = {"overhead.csv", "profile.csv", "parts.csv", "time_split.csv", "times.csv", "prediction.csv"}
 # Speed-ups in every row, and selectors in their order.
 TIMED_FILES |= {"gap.csv", "metasd_table.csv", "pools_table.csv", "provenance.html"}
+UNTIMED_FILES = {"config.json", "resolved.yaml", "lossless.json"}
 TIMED_VALUES = re.compile(r"speed|seconds|time|^s$|^x$|s/query|tokens/s|cost_", re.IGNORECASE)
 
 
@@ -202,6 +203,6 @@ def contents(results: Path) -> dict[str, bytes]:
             frame = untimed(pd.read_csv(path))
             # Tables for people stand in the order of their speed-ups.
             found[name] = frame.sort_values(list(frame.columns)).to_csv(index=False).encode()
-        elif path.suffix in (".safetensors", ".jsonl") or path.name in ("config.json", "resolved.yaml"):
+        elif path.suffix in (".safetensors", ".jsonl") or path.name in UNTIMED_FILES:
             found[name] = path.read_bytes()
     return found
