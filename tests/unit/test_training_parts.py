@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 
 import numpy as np
@@ -13,7 +14,7 @@ from training_runs import MODELS, alone, assert_close, cfg_of
 
 from draftpool.registry import list_registered, load_registered
 from draftpool.targets.tail import load_tail
-from draftpool.training.batches import ResponseSet, make_batch, parts_of
+from draftpool.training.batches import ResponseSet, make_batch, parts_of, step_rows
 from draftpool.training.gradients import FlatGradients
 from draftpool.training.objectives.base import DECORATOR, PACKAGE, LossSums, make_objective
 from draftpool.training.train import batch_loss, batch_sums
@@ -48,13 +49,14 @@ def test_gradients_of_the_parts_add_up_to_that_of_the_whole(kind, objective, lla
     # Nothing of the step's third answer can be proposed, so that its part may have no supervised slot at all.
     barred = make_batch(data, 0, 0, 7, 6, trainee.slots + 1, columns, range(2, 3))
     columns[barred.tokens[0].numpy()] = -1
+    widths = data.lengths(step_rows(data, 0, 0, 7))
     gradients = FlatGradients(list(trainee.module.parameters()))
 
     def taken(processes: int, accumulate: int):
         gradients.clear()
         sums, lengths = [], []
         for process in range(processes):
-            for part in parts_of(7, processes, accumulate, process):
+            for part in parts_of(widths, processes, accumulate, process):
                 lengths.append(len(part))
                 if part:
                     batch = make_batch(data, 0, 0, 7, 6, trainee.slots + 1, columns, part)
@@ -84,28 +86,38 @@ def test_gradients_of_the_parts_add_up_to_that_of_the_whole(kind, objective, lla
 
 
 def test_parts_cover_a_step_once_and_evenly() -> None:
+    generator = np.random.default_rng(0)
     for n, processes, accumulate in ((7, 1, 1), (7, 2, 1), (7, 2, 2), (5, 3, 2), (64, 8, 4), (2, 3, 2)):
-        shares = [parts_of(n, processes, accumulate, process) for process in range(processes)]
-        assert [place for share in shares for part in share for place in part] == list(range(n))
+        lengths = generator.integers(5, 200, size=n).tolist()
+        shares = [parts_of(lengths, processes, accumulate, process) for process in range(processes)]
+        assert sorted(place for share in shares for part in share for place in part) == list(range(n))
         sizes = [sum(map(len, share)) for share in shares]
         assert max(sizes) - min(sizes) <= 1
         for share in shares:
             assert len(share) == accumulate and max(map(len, share)) - min(map(len, share)) <= 1
+            # Micro-batches rise in length, and each is in the step's order.
+            filled = [part for part in share if part]
+            for shorter, longer in itertools.pairwise(filled):
+                assert max(lengths[place] for place in shorter) <= min(lengths[place] for place in longer)
+            assert all(part == sorted(part) for part in share)
+    assert parts_of([9, 3, 5], 1, 1, 0) == [[0, 1, 2]]
+    # Each process has a short and a long one.
+    assert parts_of([1, 100, 2, 99], 2, 1, 0) == [[0, 3]]
 
 
 def test_a_part_of_a_batch_holds_what_the_whole_batch_holds(llama_world) -> None:
     data, columns = ResponseSet(llama_world.train, None), np.arange(VOCABULARY)
     for step in range(3):
         whole = make_batch(data, step, 0, 5, 6, 4, columns)
-        for part in (range(0, 2), range(2, 5), range(4, 5)):
+        for part in ([0, 1], [2, 3, 4], [4], [0, 3]):
             cut = make_batch(data, step, 0, 5, 6, 4, columns, part)
             assert cut.order_hash == whole.order_hash and len(cut.taps) == len(part)
             length = cut.taps.shape[1]
-            assert torch.equal(cut.taps, whole.taps[part.start : part.stop, :length])
-            assert torch.equal(cut.tokens, whole.tokens[part.start : part.stop, : length + 1])
-            assert torch.equal(cut.mask, whole.mask[part.start : part.stop])
-            assert torch.equal(cut.labels, whole.labels[part.start : part.stop])
-            assert torch.equal(cut.anchors, whole.anchors[part.start : part.stop])
+            assert torch.equal(cut.taps, whole.taps[part, :length])
+            assert torch.equal(cut.tokens, whole.tokens[part, : length + 1])
+            assert torch.equal(cut.mask, whole.mask[part])
+            assert torch.equal(cut.labels, whole.labels[part])
+            assert torch.equal(cut.anchors, whole.anchors[part])
 
 
 def test_weights_of_an_anchor_depend_on_that_anchor_alone() -> None:
