@@ -347,6 +347,23 @@ def test_a_signal_while_stepping_is_noted_and_both_are_restored() -> None:
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
 
 
+def test_d33_a_signal_in_the_last_step_is_heard_too(llama_world, whole, tmp_path, monkeypatch) -> None:
+    make = train.make_batch
+
+    def told(responses, at, *arguments):
+        if at == 19:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return make(responses, at, *arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(train, "make_batch", told)
+        _train(llama_world, tmp_path, "run")
+    assert not (tmp_path / "run").exists()
+    steps = _watch_steps(monkeypatch)
+    _assert_same_run(_train(llama_world, tmp_path, "run"), whole)
+    assert steps == []
+
+
 def test_precision_is_what_was_asked_for(llama_world, tmp_path, monkeypatch) -> None:
     """Products in bfloat16 or not; weights and what the optimiser keeps stay float32."""
     runs = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -50,6 +51,11 @@ class ResponseSet:
     def answers(self) -> list[list[int]]:
         """Token ids of all answers."""
         return [list(ids) for ids in self.rows.response_ids]
+
+    def lengths(self, indices: list[int]) -> list[int]:
+        """Tokens of prompt and answer of some sequences."""
+        rows = self.rows.iloc[indices]
+        return [len(row.prompt_ids) + len(row.response_ids) for row in rows.itertuples()]
 
     def context(self, index: int) -> Tensor:
         """Taps of a sequence's prompt and answer without its last token, [length, taps x hidden] in bfloat16."""
@@ -116,18 +122,31 @@ def sequence_order(n_sequences: int, seed: int, epoch: int) -> np.ndarray:
     return order
 
 
-def parts_of(batch_sequences: int, processes: int, accumulate: int, process: int) -> list[range]:
-    """Micro-batches of one process: its share of a step's sequences, cut into parts that differ by one at most.
+def step_rows(responses: ResponseSet, step: int, seed: int, batch_sequences: int) -> list[int]:
+    """The sequences of a step, as rows of the answers; every one is met once an epoch."""
+    places = range(step * batch_sequences, (step + 1) * batch_sequences)
+    met = [divmod(place, len(responses)) for place in places]
+    return [int(sequence_order(len(responses), seed, epoch)[offset]) for epoch, offset in met]
 
-    Every sequence is in one part of one process; a part is empty where there are fewer sequences than parts.
+
+def parts_of(lengths: list[int], processes: int, accumulate: int, process: int) -> list[list[int]]:
+    """Micro-batches of one process: places in a step of its share of the sequences.
+
+    Every sequence is in one part of one process. Shares differ by one sequence at most, as do the parts of a share; a
+    part is empty where there are fewer sequences than parts. Processes get sequences of all lengths, so that none waits
+    for another, and micro-batches those of similar length, which need little padding.
+
+    Args:
+        lengths: Tokens of every sequence of the step.
+        processes: How many share it.
+        accumulate: Parts of each share.
+        process: Number of the process.
     """
-
-    def cut(whole: range, pieces: int) -> list[range]:
-        size, more = divmod(len(whole), pieces)
-        ends = [whole.start + size * place + min(place, more) for place in range(pieces + 1)]
-        return [range(*pair) for pair in zip(ends[:-1], ends[1:], strict=True)]
-
-    return cut(cut(range(batch_sequences), processes)[process], accumulate)
+    by_length = sorted(range(len(lengths)), key=lambda place: (lengths[place], place))
+    share = by_length[process::processes]
+    size, more = divmod(len(share), accumulate)
+    ends = [size * part + min(part, more) for part in range(accumulate + 1)]
+    return [sorted(share[start:stop]) for start, stop in zip(ends[:-1], ends[1:], strict=True)]
 
 
 @dataclass(frozen=True)
@@ -142,16 +161,14 @@ class _Drawn:
 def _draw(
     responses: ResponseSet, step: int, seed: int, batch_sequences: int, anchors_per_sequence: int
 ) -> _Drawn:
-    first, digest = step * batch_sequences, hashlib.sha256()
-    rows, places = [], []
-    for number in range(batch_sequences):
-        epoch, offset = divmod(first + number, len(responses))
-        rows.append(int(sequence_order(len(responses), seed, epoch)[offset]))
-        anchored = len(responses.rows.response_ids.iloc[rows[-1]]) - 1
+    digest, places = hashlib.sha256(), []
+    rows = step_rows(responses, step, seed, batch_sequences)
+    for number, row in enumerate(rows):
+        anchored = len(responses.rows.response_ids.iloc[row]) - 1
         wanted = min(anchors_per_sequence, anchored)
         generator = draws.generator("anchors", seed, step, number)
         places.append(np.sort(generator.choice(anchored, size=wanted, replace=False)))
-        digest.update(f"{responses.rows.prompt_id.iloc[rows[-1]]}:{places[-1].tolist()};".encode())
+        digest.update(f"{responses.rows.prompt_id.iloc[row]}:{places[-1].tolist()};".encode())
     return _Drawn(rows, places, digest.hexdigest()[:16])
 
 
@@ -163,7 +180,7 @@ def make_batch(
     anchors_per_sequence: int,
     block_size: int,
     columns: np.ndarray,
-    part: range | None = None,
+    part: Sequence[int] | None = None,
 ) -> Batch:
     """Return the batch of one step; a pure function of its arguments, so that a resumed run sees the same data.
 
@@ -175,12 +192,12 @@ def make_batch(
         anchors_per_sequence: Anchors drawn of each (at most all).
         block_size: B.
         columns: Column of every token id in the draft vocabulary, -1 if it has none.
-        part: Which of the step's sequences are wanted (at least one); None for all. Only their taps are read, and
-            they have the anchors that they have in the whole step.
+        part: Places in the step of the sequences that are wanted (at least one); None for all. Only their taps are
+            read, and they have the anchors that they have in the whole step.
     """
     drawn = _draw(responses, step, seed, batch_sequences, anchors_per_sequence)
-    wanted_rows = range(batch_sequences) if part is None else part
-    chosen = [drawn.rows[place] for place in wanted_rows]
+    part = range(batch_sequences) if part is None else part
+    chosen = [drawn.rows[place] for place in part]
     rows = responses.rows.iloc[chosen]
     contexts = [responses.context(index) for index in chosen]
     length = max(context.shape[0] for context in contexts)
@@ -191,7 +208,7 @@ def make_batch(
     anchors, positions = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     labels = np.zeros((*shape, slots), dtype=np.int64)
     mask = np.zeros((*shape, slots), dtype=bool)
-    for number, (place, row) in enumerate(zip(wanted_rows, rows.itertuples(), strict=True)):
+    for number, (place, row) in enumerate(zip(part, rows.itertuples(), strict=True)):
         answer, places = np.asarray(row.response_ids), drawn.places[place]
         wanted = len(places)
         taps[number, : contexts[number].shape[0]] = contexts[number]

@@ -25,7 +25,7 @@ from draftpool.registry import find_registered
 from draftpool.targets.load import resolve_device, synchronise
 from draftpool.targets.tail import TargetTail, load_tail
 from draftpool.targets.weights import read_config
-from draftpool.training.batches import Batch, ResponseSet, make_batch, parts_of
+from draftpool.training.batches import Batch, ResponseSet, make_batch, parts_of, step_rows
 from draftpool.training.checkpoint import load_checkpoint, save_checkpoint
 from draftpool.training.gradients import FlatGradients
 from draftpool.training.initialise import parameter_hash
@@ -122,7 +122,7 @@ class _Optimiser:
         self.objective, self.ranks, self.seed = objective, ranks, cfg["seed"]
         self.options = options = cfg["training"]
         self.autocast = uses_bfloat16(options.get("precision", "auto"), ranks.device)
-        self.parts = parts_of(options["batch_sequences"], ranks.size, accumulate, ranks.rank)
+        self.accumulate = accumulate
         self.parameters = list(trainee.module.parameters())
         self.gradients = FlatGradients(self.parameters)
         self.adamw = torch.optim.AdamW(
@@ -135,16 +135,17 @@ class _Optimiser:
 
     def _own_sums(self, step: int) -> tuple[LossSums, str]:
         """Gradients of this process's share of a step, its sums, and the digest of the step's data."""
-        slots, order = self.trainee.slots, ""
+        slots, order, n_sequences = self.trainee.slots, "", self.options["batch_sequences"]
         own = LossSums.nothing(self.gradients.flat, slots)
-        for part in self.parts:
+        lengths = self.responses.lengths(step_rows(self.responses, step, self.seed, n_sequences))
+        for part in parts_of(lengths, self.ranks.size, self.accumulate, self.ranks.rank):
             if not part:
                 continue
             batch = make_batch(
                 self.responses,
                 step,
                 self.seed,
-                self.options["batch_sequences"],
+                n_sequences,
                 self.options["anchors_per_sequence"],
                 slots + 1,
                 self.columns,
