@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 from draftpool.errors import DraftpoolError
+from draftpool.provenance.record import recorded
+from draftpool.provenance.secrets import mask, refuse_logins
 
 # Stage -> module and function. Rules take the code digest of the same module.
 STAGES = {
@@ -189,6 +191,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--target", type=Path, required=True, help="folder of its target")
     command.add_argument("--out", type=Path, required=True, help="folder to write")
     command = commands.add_parser(
+        "provenance", help="print how a result was made, back to the prompts and the target"
+    )
+    command.add_argument("file", type=Path, help="figure, table, or any artefact or file inside one")
+    command.add_argument("--json", action="store_true", help="one JSON object instead of a tree")
+    command = commands.add_parser(
         "check_config", help="check configuration files, later ones laid over earlier ones"
     )
     command.add_argument("files", type=Path, nargs="+")
@@ -199,21 +206,38 @@ def _run_stage(arguments: argparse.Namespace) -> None:
     flags = dict(vars(arguments))
     command, threads = flags.pop("command"), flags.pop("threads")
     cfg = _cfg(flags.pop("cfg"))
+    refuse_logins(cfg)
     module_name, function_name = STAGES[command].split(":")
     if threads is not None and command not in WITHOUT_TORCH:
         import torch
 
         torch.set_num_threads(max(1, threads))
-    getattr(importlib.import_module(module_name), function_name)(cfg, **flags)
+    with recorded(command, cfg, flags):
+        getattr(importlib.import_module(module_name), function_name)(cfg, **flags)
+
+
+def _show(arguments: argparse.Namespace, package: str, function: str) -> None:
+    """Draw a figure or write a table."""
+    known = getattr(importlib.import_module(f"draftpool.{package}"), package.upper())
+    if arguments.name not in known:
+        raise DraftpoolError(f"no `{arguments.name}`", "flag --name", f"known: {', '.join(known)}")
+    module = importlib.import_module(f"draftpool.{package}.{arguments.name}")
+    flags = {"stats": arguments.stats, "out": arguments.out}
+    with recorded(arguments.command, {"name": arguments.name}, flags, resolved=False):
+        getattr(module, function)(**flags)
 
 
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.command in STAGES:
         _run_stage(arguments)
     elif arguments.command == "draw_figure":
-        importlib.import_module(f"draftpool.figures.{arguments.name}").draw(arguments.stats, arguments.out)
+        _show(arguments, "figures", "draw")
     elif arguments.command == "write_table":
-        importlib.import_module(f"draftpool.tables.{arguments.name}").write(arguments.stats, arguments.out)
+        _show(arguments, "tables", "write")
+    elif arguments.command == "provenance":
+        from draftpool.provenance.chain import print_chain
+
+        print_chain(arguments.file, arguments.json)
     elif arguments.command == "write_config_docs":
         from draftpool.config.reference import write_reference
 
@@ -244,7 +268,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _run(_parser().parse_args(argv))
     except DraftpoolError as error:
-        print(f"draftpool: error: {error}", file=sys.stderr)
+        print(f"draftpool: error: {mask(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("draftpool: interrupted; run the same command again to go on", file=sys.stderr)

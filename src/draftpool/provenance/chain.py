@@ -1,0 +1,210 @@
+"""The chain of records from a figure, a table or any artefact back to the prompts and the target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftpool.errors import DraftpoolError
+from draftpool.provenance.contents import BESIDE, RECORD, content_digest, contents, record_path
+
+UNRECORDED = "not recorded"
+CHANGED = "changed since"
+MISSING = "missing"
+# Keys of a record that the chain shows; damaged records lack them or hold something else.
+_SHAPES = {"command": list, "versions": dict, "inputs": list, "files": dict, "seeds": dict}
+_INPUT = {"flag": str, "path": str}
+
+
+@dataclass
+class Link:
+    """One input of an artefact: where it lies, and whether it still holds what was read."""
+
+    flag: str
+    path: Path
+    shown: str
+    state: str  # "" if it is as it was
+    node: Node | None
+
+
+@dataclass
+class Node:
+    """One artefact, its record and its inputs."""
+
+    path: Path
+    shown: str
+    record: dict
+    state: str
+    links: list[Link]
+
+
+def artefact_of(file: Path) -> Path:
+    """Return the artefact that a file belongs to: itself, the figure or table it is a form of, or its folder.
+
+    Raises:
+        DraftpoolError: If there is no such file, or it belongs to no artefact.
+    """
+    if not file.exists():
+        raise DraftpoolError("no such file or folder", str(file), "check the name")
+    file = file.absolute()
+    if file.parent.name == BESIDE and file.suffix in (".json", ".yaml"):
+        alike = [path for path in sorted(file.parent.parent.glob("*")) if path.stem == file.stem]
+        file = next((path for path in alike if path.is_file()), file)
+    if record_path(file).is_file():
+        return file
+    for folder in file.parents:
+        if (folder / RECORD).is_file():
+            return folder
+    # The headline numbers are copied out of the statistics, for readers.
+    made = file.parent / "stats" / file.name
+    if made.is_file() and (made.parent / RECORD).is_file() and content_digest(file) == content_digest(made):
+        return made.parent
+    raise DraftpoolError(
+        "belongs to no artefact",
+        str(file),
+        "give a figure, a table, or a file or folder below results/ that a stage made",
+    )
+
+
+def read_record(artefact: Path) -> dict:
+    """Read the provenance of an artefact.
+
+    Raises:
+        DraftpoolError: If it is damaged.
+    """
+    path = record_path(artefact)
+    problem = ""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, "no JSON") from error
+    if not isinstance(record, dict):
+        raise _damaged(path, "no JSON object")
+    for key, kind in _SHAPES.items():
+        if key in record and not isinstance(record[key], kind):
+            problem = f"`{key}` is no {kind.__name__}"
+    for entry in record.get("inputs", []) if not problem else ():
+        if not isinstance(entry, dict) or any(not isinstance(entry.get(key), t) for key, t in _INPUT.items()):
+            problem = "an input has no flag or no path"
+    for entry in record.get("files", {}).values() if not problem else ():
+        if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
+            problem = "a file has no hash"
+    if problem or "command" not in record:
+        raise _damaged(path, problem or "no command")
+    return record
+
+
+def _damaged(path: Path, what: str) -> DraftpoolError:
+    return DraftpoolError(
+        f"damaged provenance ({what})", str(path), "delete the artefact and run snakemake again"
+    )
+
+
+class Chain:
+    """Artefacts by path, each read and digested once.
+
+    Args:
+        file: Figure, table, artefact, or file inside one.
+
+    Raises:
+        DraftpoolError: If the file belongs to no artefact, or a record in the chain is damaged.
+    """
+
+    def __init__(self, file: Path):
+        self._nodes: dict[Path, Node] = {}
+        self._digests: dict[Path, str | None] = {}
+        self.top = self._node(artefact_of(file), "")
+
+    def _digest(self, path: Path) -> str | None:
+        if path not in self._digests:
+            self._digests[path] = content_digest(path)
+        return self._digests[path]
+
+    def _node(self, path: Path, shown: str) -> Node:
+        if path in self._nodes:
+            return self._nodes[path]
+        record = read_record(path)
+        node = Node(path, shown or _shown(path, record), record, _own_state(path, record), [])
+        self._nodes[path] = node
+        root = _root(path, record)
+        for entry in record.get("inputs", []):
+            target = root / entry["path"]
+            known = target.exists() and record_path(target).is_file()
+            node.links.append(
+                Link(
+                    flag=entry["flag"],
+                    path=target,
+                    shown=entry["path"],
+                    state=self._state(target, entry.get("digest")),
+                    node=self._node(target, entry["path"]) if known else None,
+                )
+            )
+        return node
+
+    def _state(self, path: Path, read: str | None) -> str:
+        now = self._digest(path)
+        if now is None:
+            return MISSING
+        if read is None:
+            return UNRECORDED
+        return "" if now == read else CHANGED
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All artefacts, every one once, the asked one first."""
+        return list(self._nodes.values())
+
+
+def _root(path: Path, record: dict) -> Path:
+    """The folder that recorded paths start from: results may have been moved since, as a whole."""
+    out = Path(record.get("out") or path)
+    depth = len(out.parts)
+    if not out.is_absolute() and path.parts[-depth:] == out.parts:
+        return Path(*path.parts[:-depth])
+    return Path.cwd()
+
+
+def _shown(path: Path, record: dict) -> str:
+    return record.get("out") or str(path)
+
+
+def _own_state(path: Path, record: dict) -> str:
+    made = record.get("files")
+    if made is None:
+        return UNRECORDED
+    now = contents(path, alike=True)
+    if set(made) - set(now):
+        return MISSING
+    return CHANGED if any(now[name]["sha256"] != made[name]["sha256"] for name in made) else ""
+
+
+def as_json(chain: Chain) -> dict[str, Any]:
+    """Return the chain as one object: the asked artefact, and every artefact's record and inputs with their states."""
+    return {
+        "artefact": chain.top.shown,
+        "artefacts": {
+            node.shown: node.record
+            | {
+                "state": node.state or "unchanged",
+                "inputs": [
+                    entry | {"state": link.state or "unchanged", "recorded": link.node is not None}
+                    for entry, link in zip(node.record.get("inputs", []), node.links, strict=True)
+                ],
+            }
+            for node in chain.nodes
+        },
+    }
+
+
+def print_chain(file: Path, as_object: bool = False) -> None:
+    """Print the chain of a file as a tree, or as JSON.
+
+    Raises:
+        DraftpoolError: If the file belongs to no artefact, or a record in the chain is damaged.
+    """
+    from draftpool.provenance.tree import tree
+
+    chain = Chain(file)
+    print(json.dumps(as_json(chain), indent=2, sort_keys=True) if as_object else tree(chain))
