@@ -193,8 +193,11 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "provenance", help="print how a result was made, back to the prompts and the target"
     )
-    command.add_argument("file", type=Path, help="figure, table, or any artefact or file inside one")
+    command.add_argument(
+        "files", type=Path, nargs="+", help="figure, table, or any artefact or file inside one"
+    )
     command.add_argument("--json", action="store_true", help="one JSON object instead of a tree")
+    command.add_argument("--out", type=Path, help="write it as an HTML page instead")
     command = commands.add_parser(
         "check_config", help="check configuration files, later ones laid over earlier ones"
     )
@@ -235,9 +238,9 @@ def _run(arguments: argparse.Namespace) -> None:
     elif arguments.command == "write_table":
         _show(arguments, "tables", "write")
     elif arguments.command == "provenance":
-        from draftpool.provenance.chain import print_chain
+        from draftpool.provenance.chain import tell
 
-        print_chain(arguments.file, arguments.json)
+        tell(arguments.files, arguments.json, arguments.out)
     elif arguments.command == "write_config_docs":
         from draftpool.config.reference import write_reference
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -193,7 +194,7 @@ def test_the_tree_goes_back_to_target_and_prompts_and_tells_a_shared_one_once(st
 def test_json_holds_every_artefact_once(study, capsys):
     assert cli.main(["provenance", "results/tiny/stats/content.txt", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["artefact"] == "results/tiny/stats"
+    assert told["asked"] == ["results/tiny/stats"]
     assert set(told["artefacts"]) == {
         "results/tiny/stats",
         "results/lossless/l/lossless.json",
@@ -205,6 +206,17 @@ def test_json_holds_every_artefact_once(study, capsys):
     for artefact in told["artefacts"].values():
         assert artefact["state"] == "unchanged"
         assert all(entry["state"] == "unchanged" and entry["recorded"] for entry in artefact["inputs"])
+
+
+def test_several_files_share_their_ancestors_and_can_be_written_as_a_page(study, capsys):
+    asked = ["results/drafters/d", "results/responses/r", "results/lossless/l/lossless.json"]
+    assert cli.main(["provenance", *asked]) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line.startswith("results/")] == [asked[0], asked[2]]
+    assert shown.count("fetch_target, commit") == 1
+    assert cli.main(["provenance", *asked, "--out", "p.html"]) == 0
+    page = (study / "p.html").read_text()
+    assert capsys.readouterr().out == "" and html.unescape(page).count(shown.rstrip("\n")) == 1
 
 
 def test_what_is_no_longer_what_was_read_is_flagged(study, capsys):

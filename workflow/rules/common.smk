@@ -48,6 +48,7 @@ REPLAY = "results/replays/{id}"
 STATS = f"{STUDY}/stats"
 SUMMARY = f"{STUDY}/summary.json"
 CLAIMS = f"{STUDY}/claims"
+PROVENANCE = f"{STUDY}/provenance.html"
 
 # Heavy jobs take every core, so that none shares the machine with one that is timed.
 THREADS = PLAN.study.threads or workflow.cores
@@ -70,7 +71,7 @@ PARTS = {
 FIGURE_NAMES = [name for name, part in figures.FIGURES.items() if PARTS[part]]
 TABLE_NAMES = [name for name, part in tables.TABLES.items() if PARTS[part]]
 FIGURES = [f"{STUDY}/figures/{name}.{end}" for name in FIGURE_NAMES for end in ("png", "pdf")]
-TABLES = [f"{STUDY}/tables/{name}.{end}" for name in TABLE_NAMES for end in ("csv", "md", "tex")]
+TABLES = [f"{STUDY}/tables/{name}.{end}" for name in TABLE_NAMES for end in ("csv", "md", "tex", "html")]
 
 prepare_jobs()
 

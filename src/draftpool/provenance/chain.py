@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftpool.artefacts import atomic_path
 from draftpool.errors import DraftpoolError
 from draftpool.provenance.contents import BESIDE, RECORD, content_digest, contents, record_path
+from draftpool.provenance.secrets import mask
 
 UNRECORDED = "not recorded"
 CHANGED = "changed since"
@@ -106,16 +108,16 @@ class Chain:
     """Artefacts by path, each read and digested once.
 
     Args:
-        file: Figure, table, artefact, or file inside one.
+        files: Figures, tables, artefacts, or files inside one.
 
     Raises:
-        DraftpoolError: If the file belongs to no artefact, or a record in the chain is damaged.
+        DraftpoolError: If a file belongs to no artefact, or a record in the chain is damaged.
     """
 
-    def __init__(self, file: Path):
+    def __init__(self, *files: Path):
         self._nodes: dict[Path, Node] = {}
         self._digests: dict[Path, str | None] = {}
-        self.top = self._node(artefact_of(file), "")
+        self.tops = [self._node(artefact_of(file), "") for file in files]
 
     def _digest(self, path: Path) -> str | None:
         if path not in self._digests:
@@ -153,7 +155,7 @@ class Chain:
 
     @property
     def nodes(self) -> list[Node]:
-        """All artefacts, every one once, the asked one first."""
+        """All artefacts, every one once."""
         return list(self._nodes.values())
 
 
@@ -181,9 +183,9 @@ def _own_state(path: Path, record: dict) -> str:
 
 
 def as_json(chain: Chain) -> dict[str, Any]:
-    """Return the chain as one object: the asked artefact, and every artefact's record and inputs with their states."""
+    """Return the chain as one object: the asked artefacts, and every artefact's record and inputs with their states."""
     return {
-        "artefact": chain.top.shown,
+        "asked": [node.shown for node in chain.tops],
         "artefacts": {
             node.shown: node.record
             | {
@@ -198,13 +200,23 @@ def as_json(chain: Chain) -> dict[str, Any]:
     }
 
 
-def print_chain(file: Path, as_object: bool = False) -> None:
-    """Print the chain of a file as a tree, or as JSON.
+def tell(files: list[Path], as_object: bool = False, out: Path | None = None) -> None:
+    """Print the chain of files as a tree or as JSON, or write it as a page.
+
+    Args:
+        files: Figures, tables, artefacts, or files inside one.
+        as_object: JSON instead of the tree.
+        out: HTML file to write instead of printing.
 
     Raises:
-        DraftpoolError: If the file belongs to no artefact, or a record in the chain is damaged.
+        DraftpoolError: If a file belongs to no artefact, or a record in the chain is damaged.
     """
-    from draftpool.provenance.tree import tree
+    from draftpool.provenance.tree import page, tree
 
-    chain = Chain(file)
-    print(json.dumps(as_json(chain), indent=2, sort_keys=True) if as_object else tree(chain))
+    chain = Chain(*files)
+    text = mask(json.dumps(as_json(chain), indent=2, sort_keys=True) if as_object else tree(chain))
+    if out is None:
+        print(text)
+        return
+    with atomic_path(out) as temporary:
+        temporary.write_text(page(text), encoding="utf-8")

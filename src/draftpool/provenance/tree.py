@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from html import escape
 from itertools import groupby
 from pathlib import Path
 
@@ -14,11 +15,22 @@ SEEDS_SHOWN = 4
 
 
 def tree(chain: Chain) -> str:
-    """Return the chain as a tree, the asked artefact at the top."""
+    """Return the chain as a tree, the asked artefacts at its top."""
     told: set[Path] = set()
-    lines = [chain.top.shown + _flagged(chain.top.state)]
-    lines += _below(chain.top, None, told, "")
+    lines: list[str] = []
+    for node in chain.tops:
+        if node.path not in told:
+            lines += [node.shown + _flagged(node.state), *_below(node, None, told, "")]
     return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """Return an HTML page that shows a text as it is."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Provenance</title>\n'
+        "<style>body { background: #fff; color: #111; margin: 1rem; font-size: 12px; }</style></head>\n"
+        f"<body><pre>{escape(text)}</pre></body></html>\n"
+    )
 
 
 def _below(node: Node, child: Node | None, told: set[Path], indent: str) -> Iterator[str]:
@@ -97,7 +109,7 @@ def _seeds(seeds: dict) -> str:
 
 
 def _command(node: Node) -> str:
-    """The command line; the configuration stands as the file that holds it, and long lists of inputs as their number."""
+    """The command line; the configuration as the file that holds it, and many inputs of one flag as their number."""
     words = [str(word) for word in node.record["command"]]
     words[:1] = [Path(word).name for word in words[:1]]
     if "--cfg" in words[:-1]:
