@@ -27,10 +27,13 @@ from draftpool.cli import _parser
 
 flags = _parser().parse_args()
 out = flags.out
-if flags.command in ("score_pool", "check_lossless", "draw_figure", "write_table"):
-    ends = {{"draw_figure": (".png", ".pdf"), "write_table": (".csv", ".md", ".tex")}}
+if flags.command in ("score_pool", "check_lossless", "draw_figure", "write_table", "provenance"):
+    ends = {{"draw_figure": (".png", ".pdf"), "write_table": (".csv", ".md", ".tex", ".html")}}
     for end in ends.get(flags.command, (out.suffix,)):
         out.with_suffix(end).write_text(flags.command)
+    if flags.command in ends:
+        (out.parent / "provenance").mkdir(exist_ok=True)
+        (out.parent / "provenance" / (out.stem + ".json")).write_text("{{}}")
 else:
     out.mkdir()
     (out / "summary.json").write_text("{{}}")
