@@ -1,6 +1,8 @@
 """Tables: one data frame as CSV, Markdown and LaTeX."""
 
 import importlib
+import re
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
