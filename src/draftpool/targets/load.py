@@ -13,7 +13,15 @@ from draftpool.errors import DraftpoolError
 from draftpool.targets.base import TargetModel, check_taps
 from draftpool.targets.fast import FastTarget, unsupported_reason
 from draftpool.targets.hub import TransformersTarget
-from draftpool.targets.weights import DELETE_TARGET, EMBEDDING, ModelWeights, TargetWeights, read_config
+from draftpool.targets.weights import (
+    DELETE_TARGET,
+    EMBEDDING,
+    INDEX,
+    ModelWeights,
+    TargetWeights,
+    read_config,
+    shard_names,
+)
 
 # Names under which transformers saves a tokenizer that needs nothing but its `tokenizer.json`.
 GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -80,6 +88,8 @@ def _load_transformers(folder: Path, device: torch.device, dtype: torch.dtype) -
 
     logging.disable_progress_bar()
     try:
+        if (folder / INDEX).exists():
+            shard_names(folder / INDEX)
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
