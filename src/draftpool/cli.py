@@ -12,7 +12,7 @@ from pathlib import Path
 
 from draftpool.errors import DraftpoolError
 from draftpool.provenance.record import recorded
-from draftpool.provenance.secrets import mask, refuse_logins
+from draftpool.provenance.secrets import hide_secrets, mask, refuse_logins
 
 # Stage -> module and function. Rules take the code digest of the same module.
 STAGES = {
@@ -268,6 +268,7 @@ def _stop(signum: int, frame: object) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one sub-command; returns the exit status (2: bad input, 130: interrupted)."""
     signal.signal(signal.SIGTERM, _stop)
+    hide_secrets()
     try:
         _run(_parser().parse_args(argv))
     except DraftpoolError as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import sys
+import traceback
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
 from draftpool.errors import DraftpoolError
@@ -45,6 +49,24 @@ def mask_command(words: list[str]) -> list[str]:
         masked.append(HIDDEN if hide else mask(word))
         hide = word.startswith("-") and "=" not in word and _NAME.search(word) is not None
     return masked
+
+
+class _MaskedRecord(logging.LogRecord):
+    def getMessage(self) -> str:  # noqa: N802 (the name of the standard library)
+        return mask(super().getMessage())
+
+
+def _show_masked(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    print(mask("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="")
+
+
+def hide_secrets() -> None:
+    """Mask what this process logs, whichever library does it, and the tracebacks of programming errors.
+
+    huggingface_hub, for one, logs the address that it failed to reach, login included.
+    """
+    logging.setLogRecordFactory(_MaskedRecord)
+    sys.excepthook = _show_masked
 
 
 def refuse_logins(cfg: dict) -> None:

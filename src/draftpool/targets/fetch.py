@@ -45,11 +45,13 @@ def _from_package(cfg: dict):
 
 def _from_transformers(name: str, revision: str | None, where: str):
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import cached_file
 
     options = {"revision": revision, "trust_remote_code": False}
     try:
+        # First: without a network it says so, where a missing index says nothing.
+        AutoConfig.from_pretrained(name, **options)
         index = cached_file(name, INDEX, revision=revision, _raise_exceptions_for_missing_entries=False)
         if index is not None:
             shard_names(Path(index))
