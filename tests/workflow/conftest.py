@@ -37,6 +37,7 @@ if flags.command in ("score_pool", "check_lossless", "draw_figure", "write_table
 else:
     out.mkdir()
     (out / "summary.json").write_text("{{}}")
+    (out / "cfg.json").write_text(flags.cfg)
 """
 
 
@@ -46,11 +47,13 @@ class Checkout:
 
     root: Path
 
-    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess:
-        environment = os.environ | {
-            "PATH": f"{self.root / 'pretend'}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(self.root / "src"),
-        }
+    def snakemake(
+        self, *arguments: str, pretend: bool = True, **variables: str
+    ) -> subprocess.CompletedProcess:
+        """Run Snakemake; with ``pretend=False`` its jobs are the real ones."""
+        environment = os.environ | variables | {"PYTHONPATH": str(self.root / "src")}
+        if pretend:
+            environment["PATH"] = f"{self.root / 'pretend'}{os.pathsep}{os.environ['PATH']}"
         return subprocess.run(
             [sys.executable, "-m", "snakemake", *arguments],
             cwd=self.root,
