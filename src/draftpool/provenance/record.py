@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,6 +100,14 @@ def recorded(stage: str, cfg: dict, flags: dict[str, Any], resolved: bool = True
         _complete(out, stage, cfg, inputs, started, resolved)
 
 
+def _commit(made: dict) -> dict[str, Any]:
+    """Commit and whether it was edited; where there is no git, as in a container, ``DRAFTPOOL_COMMIT`` says it."""
+    told = os.environ.get("DRAFTPOOL_COMMIT", "")
+    if made.get("git_commit") or not told:
+        return {}
+    return {"git_commit": told.removesuffix("-dirty"), "git_dirty": told.endswith("-dirty")}
+
+
 def _complete(out: Path, stage: str, cfg: dict, inputs: list[dict], started: str, resolved: bool) -> None:
     path = record_path(out)
     if out.is_dir():
@@ -111,7 +120,7 @@ def _complete(out: Path, stage: str, cfg: dict, inputs: list[dict], started: str
             with atomic_path(path.with_suffix(".yaml")) as temporary:
                 temporary.write_text(yaml.safe_dump(cfg, sort_keys=True), encoding="utf-8")
     files = contents(out, alike=True)
-    made |= {
+    made |= _commit(made) | {
         "stage": stage,
         "id": out.name if out.is_dir() else out.parent.name,
         "out": str(out),
