@@ -244,6 +244,21 @@ def test_results_may_be_moved_and_asked_for_from_anywhere(study, tmp_path_factor
     assert all(not node.state and not any(link.state for link in node.links) for node in chain.nodes)
 
 
+def test_results_of_jobs_that_worked_on_copies_are_followed_where_they_are_kept(study, tmp_path_factory):
+    """As the storage plugins of Snakemake do: paths in the records are those of local copies, gone by now."""
+    disk = tmp_path_factory.mktemp("disk")
+    shutil.move(study / "results", disk / "results")
+    for path in disk.rglob("*.json"):
+        made = record(path)
+        if "out" in made:
+            made["out"] = f".snakemake/storage/fs{disk}/{made['out']}"
+            for entry in made["inputs"]:
+                entry["path"] = f".snakemake/storage/fs{disk}/{entry['path']}"
+            write_json(path, made)
+    chain = Chain(disk / "results/tiny/stats")
+    assert len(chain.nodes) == 6 and all(not link.state for node in chain.nodes for link in node.links)
+
+
 def test_versions_are_told_where_they_differ(study, capsys):
     path = study / "results/responses/r/provenance.json"
     made = record(path)
@@ -259,6 +274,20 @@ def test_artefacts_of_earlier_versions_are_shown_as_far_as_they_tell(study, caps
     assert cli.main(["provenance", "results/drafters/d"]) == 0
     shown = capsys.readouterr().out
     assert "stage not recorded, no commit known" in shown and "inputs not recorded" in shown
+
+
+def test_a_local_copy_of_the_storage_plugin_that_is_gone_is_found_on_its_disk(study):
+    copy = study / ".snakemake/storage/fs" / str(study / "results/drafters/d").lstrip("/")
+    shutil.copytree(study / "results/drafters/d", copy)
+    made = record(copy / "provenance.json")
+    made["out"] = str(copy.relative_to(study))
+    for entry in made["inputs"]:
+        entry["path"] = f".snakemake/storage/fs{study}/{entry['path']}"
+    write_json(copy / "provenance.json", made)
+    assert [link.path for link in Chain(copy).tops[0].links] == [
+        study / "results/targets/t",
+        study / "results/responses/r",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -315,11 +344,14 @@ def test_every_figure_has_its_record_and_stays_the_same_in_its_bytes(tmp_path, m
     made = record(f"tiny/figures/provenance/{name}.json")
     assert set(made["files"]) == {f"{name}.png", f"{name}.pdf"} and made["stage"] == "draw_figure"
     assert {path.name for path in Path("tiny/figures").iterdir()} == {*made["files"], "provenance"}
+    # The record alone tells the chain too, and that the figure is gone.
+    Path("tiny/tables/drafters_table.tex").unlink()
     for asked in (f"figures/{name}.pdf", f"figures/provenance/{name}.json", "tables/drafters_table.md"):
         capsys.readouterr()
         assert cli.main(["provenance", f"tiny/{asked}"]) == 0
         shown = capsys.readouterr().out
         assert shown.startswith(f"tiny/{asked.split('/')[0]}/") and "── stats: stats" in shown
+        assert ("[missing]" in shown) == ("table" in asked)
 
 
 def test_every_seed_is_found():

@@ -27,6 +27,9 @@ from draftpool.cli import _parser
 
 flags = _parser().parse_args()
 out = flags.out
+if getattr(flags, "state", None) is not None:
+    flags.state.mkdir(parents=True, exist_ok=True)
+    (flags.state / "kept").write_text("scratch")
 if flags.command in ("score_pool", "check_lossless", "draw_figure", "write_table", "provenance"):
     ends = {{"draw_figure": (".png", ".pdf"), "write_table": (".csv", ".md", ".tex", ".html")}}
     for end in ends.get(flags.command, (out.suffix,)):

@@ -12,9 +12,12 @@ rule trace_provenance:
     Outputs: one page; `draftpool provenance FILE` tells the same of a single file.
     """
     input:
-        [path for path in FIGURES if path.endswith(".png")],
-        [path for path in TABLES if path.endswith(".html")],
-        CLAIMS,
+        shown=[*FIGURES, *TABLES],
+        records=[
+            *(f"{STUDY}/figures/provenance/{name}.json" for name in FIGURE_NAMES),
+            *(f"{STUDY}/tables/provenance/{name}.json" for name in TABLE_NAMES),
+        ],
+        claims=CLAIMS,
     output:
         report(
             PROVENANCE,
@@ -37,5 +40,5 @@ rule trace_provenance:
     shell:
         """
         exec &> >(tee -i {log:q})
-        draftpool provenance {input:q} --out {output:q}
+        draftpool provenance {input.records:q} {input.claims:q} --out {output:q}
         """

@@ -15,6 +15,7 @@ from draftpool.provenance.secrets import mask
 UNRECORDED = "not recorded"
 CHANGED = "changed since"
 MISSING = "missing"
+FS_COPIES = (".snakemake", "storage", "fs")
 # Keys of a record that the chain shows; damaged records lack them or hold something else.
 _SHAPES = {"command": list, "versions": dict, "inputs": list, "files": dict, "seeds": dict}
 _INPUT = {"flag": str, "path": str}
@@ -52,8 +53,10 @@ def artefact_of(file: Path) -> Path:
         raise DraftpoolError("no such file or folder", str(file), "check the name")
     file = file.absolute()
     if file.parent.name == BESIDE and file.suffix in (".json", ".yaml"):
-        alike = [path for path in sorted(file.parent.parent.glob("*")) if path.stem == file.stem]
-        file = next((path for path in alike if path.is_file()), file)
+        # The record says which of the files was asked for; that one need not be there any more.
+        told = file.with_suffix(".json")
+        out = Path(_parse(told).get("out") or file.stem) if told.is_file() else Path(file.stem)
+        file = file.parent.parent / out.name
     if record_path(file).is_file():
         return file
     for folder in file.parents:
@@ -77,13 +80,7 @@ def read_record(artefact: Path) -> dict:
         DraftpoolError: If it is damaged.
     """
     path = record_path(artefact)
-    problem = ""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(path, "no JSON") from error
-    if not isinstance(record, dict):
-        raise _damaged(path, "no JSON object")
+    record, problem = _parse(path), ""
     for key, kind in _SHAPES.items():
         if key in record and not isinstance(record[key], kind):
             problem = f"`{key}` is no {kind.__name__}"
@@ -95,6 +92,16 @@ def read_record(artefact: Path) -> dict:
             problem = "a file has no hash"
     if problem or "command" not in record:
         raise _damaged(path, problem or "no command")
+    return record
+
+
+def _parse(path: Path) -> dict:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, "no JSON") from error
+    if not isinstance(record, dict) or not isinstance(record.get("out", ""), str):
+        raise _damaged(path, "no JSON object, or `out` is no text")
     return record
 
 
@@ -130,9 +137,8 @@ class Chain:
         record = read_record(path)
         node = Node(path, shown or _shown(path, record), record, _own_state(path, record), [])
         self._nodes[path] = node
-        root = _root(path, record)
         for entry in record.get("inputs", []):
-            target = root / entry["path"]
+            target = _found(entry["path"], path, record)
             known = target.exists() and record_path(target).is_file()
             node.links.append(
                 Link(
@@ -159,13 +165,25 @@ class Chain:
         return list(self._nodes.values())
 
 
-def _root(path: Path, record: dict) -> Path:
-    """The folder that recorded paths start from: results may have been moved since, as a whole."""
-    out = Path(record.get("out") or path)
-    depth = len(out.parts)
-    if not out.is_absolute() and path.parts[-depth:] == out.parts:
-        return Path(*path.parts[:-depth])
-    return Path.cwd()
+def _found(entry: str, path: Path, record: dict) -> Path:
+    """Where an input lies now: results may have been moved or copied as a whole since they were made.
+
+    What the artefact's own path has in common with the one it was written to says what stands for what.
+    """
+    given, out = Path(entry), Path(record.get("out") or path)
+    common = 0
+    while common < min(len(out.parts), len(path.parts)) and out.parts[-1 - common] == path.parts[-1 - common]:
+        common += 1
+    before, now = out.parts[: len(out.parts) - common], path.parts[: len(path.parts) - common]
+    if common and given.parts[: len(before)] == before and given.is_absolute() == out.is_absolute():
+        given = Path(*now, *given.parts[len(before) :])
+    given = Path.cwd() / given
+    copies = len(given.parts) - len(FS_COPIES)
+    starts = [place for place in range(copies) if given.parts[place : place + len(FS_COPIES)] == FS_COPIES]
+    if starts and not given.exists():
+        # A local copy of the storage plugin `fs` that is gone: what it was made of lies where it says.
+        return Path("/", *given.parts[starts[0] + len(FS_COPIES) :])
+    return given
 
 
 def _shown(path: Path, record: dict) -> str:

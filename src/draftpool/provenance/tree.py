@@ -41,13 +41,11 @@ def _below(node: Node, child: Node | None, told: set[Path], indent: str) -> Iter
     branches = list(_branches(node))
     for place, (head, link) in enumerate(branches):
         last = place == len(branches) - 1
-        yield f"{indent}{'└── ' if last else '├── '}{head}"
-        inner = indent + ("    " if last else "│   ")
-        if link is not None and link.node is not None:
-            if link.node.path in told:
-                yield f"{inner}    (told above)"
-            else:
-                yield from _below(link.node, node, told, inner)
+        below = None if link is None else link.node
+        before = "  (told above)" if below is not None and below.path in told else ""
+        yield f"{indent}{'└── ' if last else '├── '}{head}{before}"
+        if below is not None and not before:
+            yield from _below(below, node, told, indent + ("    " if last else "│   "))
 
 
 def _branches(node: Node) -> Iterator[tuple[str, Link | None]]:
