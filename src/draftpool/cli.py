@@ -248,7 +248,9 @@ def _run(arguments: argparse.Namespace) -> None:
     elif arguments.command == "export_drafter":
         from draftpool.drafters.published import export_drafter
 
-        export_drafter(arguments.drafter, arguments.target, arguments.out)
+        flags = {"drafter": arguments.drafter, "target": arguments.target, "out": arguments.out}
+        with recorded(arguments.command, {}, flags, resolved=False):
+            export_drafter(*flags.values())
     else:
         from draftpool.config.load import load
         from draftpool.config.plan import Plan
