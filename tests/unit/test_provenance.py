@@ -372,6 +372,7 @@ def test_every_seed_is_found():
         ('{"api_key": "abc", "tokenizer": "x"}', '{"api_key": "***", "tokenizer": "x"}'),
         ("https://h/?access_token=abc&b=1", "https://h/?access_token=***&b=1"),
         ("password: abc", "password: ***"),
+        ("no eos_token: 3, mask_token_id=4", "no eos_token: 3, mask_token_id=4"),
         ("mail a@b.org, 12:30 at https://host/@x", "mail a@b.org, 12:30 at https://host/@x"),
     ],
 )

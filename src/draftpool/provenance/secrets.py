@@ -14,8 +14,9 @@ from typing import Any
 from draftpool.errors import DraftpoolError
 
 HIDDEN = "***"
-# `max_new_tokens` and `tokenizer` hold no secret: the word ends at `token`.
-_WORD = r"(?:token(?![a-z])|secret|passw(?:or)?d|api[_-]?key|access[_-]?key)"
+# `max_new_tokens`, `tokenizer` and `eos_token` hold no secret.
+_SPECIAL = "".join(f"(?<!{name}_)" for name in ("eos", "bos", "pad", "unk", "sep", "cls", "mask"))
+_WORD = rf"(?:{_SPECIAL}token(?![a-z])|secret|passw(?:or)?d|api[_-]?key|access[_-]?key)"
 _NAME = re.compile(_WORD, re.IGNORECASE)
 _NAMED = re.compile(
     rf"(?P<name>[\w.-]*{_WORD}[\w.-]*)(?P<sign>[\"']?\s*[=:]\s*[\"']?)(?P<value>[^\s\"',;&}}\])]+)",
