@@ -7,6 +7,7 @@ import json
 import pickle
 import zipfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from tiny import causal_model, tokenizer
 
 from draftpool import cli
+from draftpool.artefacts import append_tables, read_json, read_jsonl, read_table
 from draftpool.config.ids import make_id
 from draftpool.config.load import merge, resolve
 from draftpool.config.plan import Plan
@@ -154,6 +156,23 @@ def test_a_pickled_checkpoint_begins_afresh(trap, tmp_path):
     path = trap(tmp_path / "checkpoint.safetensors")
     assert load_checkpoint(path, "key", model, torch.optim.AdamW(model.parameters())) is None
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_pickle_in_the_place_of_scratch_or_results_is_refused(trap, tmp_path):
+    """State folders hold JSON, Parquet and safetensors, which these functions read."""
+    for name in ("cell.json", "rows.jsonl", "cell.parquet"):
+        trap(tmp_path / name)
+    append = partial(append_tables, tmp_path / "out.parquet")
+    for read in (
+        lambda: read_json(tmp_path / "cell.json"),
+        lambda: read_jsonl(tmp_path / "rows.jsonl"),
+        lambda: read_table(tmp_path / "cell.parquet"),
+        lambda: append([(tmp_path / "cell.parquet", {})]),
+    ):
+        with pytest.raises(DraftpoolError) as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out.parquet").exists()
 
 
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "_pickle"}
