@@ -6,14 +6,15 @@ import zipfile
 
 import pandas as pd
 import pytest
-import report_browser
-from report_browser import ReportBrowser
 from smoke_study import REPOSITORY, run
 
 from draftpool.artefacts import read_json
 from draftpool.figures import FIGURES
 from draftpool.tables import TABLES
 
+# Without selenium there is nothing to click with.
+report_browser = pytest.importorskip("report_browser", exc_type=ImportError)
+ReportBrowser = report_browser.ReportBrowser
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.network,
