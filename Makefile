@@ -4,6 +4,7 @@
 #   make study CONFIG=config/objectives.yaml  another study, laid over it
 #   make smoke                                the same workflow on small budgets, in minutes
 #   make test                                 linters, then all tests
+#   make test-tools                           Slurm, Chromium and rsync for the tests that are skipped without (Debian, root)
 #   make bench                                speed against peers, after `make study`
 #
 # Which torch: pip's own choice on Linux is a build for CUDA. Another one (CPU only, another CUDA) comes from the wheel
@@ -22,7 +23,7 @@ BENCH_ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup study smoke test bench clean
+.PHONY: setup study smoke test test-tools bench clean
 
 setup: $(READY)
 
@@ -46,6 +47,11 @@ test: $(READY)
 	snakemake --lint
 	pytest $(PYTEST_ARGS)
 
+test-tools:
+	tests/cluster/slurm.sh install
+	which chromium chromedriver rsync >/dev/null || \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver rsync
+
 # Speed against peers, on the artefacts of `make study`; nothing else should run meanwhile.
 bench: $(READY)
 	$(BIN)/python bench/bench_decode.py $(BENCH_ARGS)
@@ -54,6 +60,7 @@ bench: $(READY)
 	$(BIN)/python bench/bench_train.py $(BENCH_ARGS)
 	$(BIN)/python bench/bench_generate.py $(BENCH_ARGS)
 	$(BIN)/python bench/bench_pipeline.py $(BENCH_ARGS)
+	$(BIN)/python bench/bench_startup.py $(BENCH_ARGS)
 	$(BIN)/python bench/bench_replay.py $(BENCH_ARGS)
 
 clean:

@@ -75,6 +75,10 @@ include: "workflow/rules/provenance.smk"
 
 
 onstart:
+    try:
+        lock_results(RESULTS)
+    except DraftpoolError as error:
+        sys.exit(f"draftpool: error: {error}")
     print(banner(PLAN, RESULTS), file=sys.stderr)
     write_overview(PLAN, RESULTS)
 

@@ -6,6 +6,8 @@ import errno
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from draftpool.errors import DraftpoolError
 
@@ -57,17 +61,41 @@ def _replacing(path: Path, make_temporary) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
+PART = ".part"
+LEFTOVER = re.compile(rf"\..+\.(?P<host>[^.]*)\.(?P<pid>\d+)\.[^.]+{re.escape(PART)}")
+
+
+def _owner() -> str:
+    return f"{platform.node().partition('.')[0]}.{os.getpid()}"
+
+
 def _temporary_file(path: Path) -> Path:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.{_owner()}.", suffix=PART, dir=path.parent)
     os.close(handle)
     os.chmod(name, 0o644)
     return Path(name)
 
 
 def _temporary_dir(path: Path) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.{_owner()}.", suffix=PART, dir=path.parent))
     folder.chmod(0o755)
     return folder
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove temporary files and folders below ``folder`` whose process was killed before it could.
+
+    Those of living processes and of other machines, which cannot be asked, stay.
+    """
+    here, _ = _owner().split(".")
+    for path in sorted(Path(folder).rglob(f".*{PART}")):
+        made = LEFTOVER.fullmatch(path.name)
+        if made is None or made["host"] != here or psutil.pid_exists(int(made["pid"])):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -253,8 +281,6 @@ def _version(package: str) -> str | None:
 
 def provenance() -> dict:
     """Return what made an artefact: command, versions, git commit (with a dirty flag)."""
-    import platform
-
     packages = ("draftpool", "torch", "transformers", "datasets", "numpy", "pandas", "scipy", "snakemake")
     return {
         "command": sys.argv,

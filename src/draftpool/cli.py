@@ -10,7 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
+from draftpool.artefacts import clear_leftovers
+from draftpool.config.hardware import uses_gpu
 from draftpool.errors import DraftpoolError
+from draftpool.gpus import claim_gpus
 from draftpool.provenance.record import recorded
 from draftpool.provenance.secrets import hide_secrets, mask, refuse_logins
 
@@ -215,7 +218,10 @@ def _run_stage(arguments: argparse.Namespace) -> None:
         import torch
 
         torch.set_num_threads(max(1, threads))
-    with recorded(command, cfg, flags):
+    for folder in {flags["out"].parent, *([flags["state"].parent] if flags.get("state") else [])}:
+        clear_leftovers(folder)
+    # Before anything touches CUDA, which reads the visible devices once.
+    with claim_gpus(int(uses_gpu(cfg["device"])) if "device" in cfg else 0), recorded(command, cfg, flags):
         getattr(importlib.import_module(module_name), function_name)(cfg, **flags)
 
 

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -170,3 +171,21 @@ def test_errors_are_one_line_of_place_fault_and_remedy():
         == "file a: too long -> make it shorter"
     )
     assert str(DraftpoolError("wrong")) == "wrong"
+
+
+@pytest.mark.parametrize("kind", ["atomic_path", "atomic_dir"])
+def test_what_a_killed_process_left_is_cleared_and_what_a_living_one_writes_is_not(tmp_path, kind):
+    code = f"""
+import os, signal, sys
+from draftpool.artefacts import {kind}
+with {kind}(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "below/result")])
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = left_behind(tmp_path / "below")
+    elsewhere = tmp_path / "below" / left.replace(artefacts._owner().split(".")[0], "othernode", 1)
+    elsewhere.write_text("not ours to judge")
+    with artefacts.atomic_path(tmp_path / "below/other") as living:
+        artefacts.clear_leftovers(tmp_path)
+        assert left_behind(tmp_path / "below") == sorted([elsewhere.name, living.name])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import csv
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftpool.artefacts import canonical_json
-from draftpool.config import hardware, overview
+from draftpool.config import environment, hardware, overview
 from draftpool.config.ids import ID_PATTERN, make_id
 from draftpool.config.load import merge, read_yaml, resolve
 from draftpool.config.plan import Plan
@@ -309,3 +311,35 @@ def test_selectors_that_cannot_be_are_refused_before_any_job(changes, message):
 def test_replayed_selectors_may_carry_weights_and_weigh_costs():
     kinds = {"a": {"kind": "hedgespec", "carry": True}, "b": {"kind": "cost_hedge"}}
     check_kinds(plan_of({"replay": {"selectors": kinds}}))
+
+
+def test_jobs_on_other_nodes_plan_the_dtypes_that_the_study_started_with(monkeypatch):
+    """A job reads the configuration again where it runs; `dtypes: auto` must not change its ids there."""
+    monkeypatch.delenv(hardware.DTYPES_VARIABLE, raising=False)
+    monkeypatch.setattr(hardware, "uses_gpu", lambda device: False)
+    monkeypatch.setattr(hardware, "cpu_multiplies_bfloat16", lambda: True)
+    changes = {"decode": {"dtypes": "auto"}}
+    started = plan_of(changes)
+    assert started.dtypes == ["float32", "bfloat16"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    environment.prepare_jobs(started.dtypes)
+    monkeypatch.setattr(hardware, "cpu_multiplies_bfloat16", lambda: False)
+    assert ids(plan_of(changes)) == ids(started)
+    monkeypatch.delenv(hardware.DTYPES_VARIABLE)
+    assert plan_of(changes).dtypes == ["float32"]
+
+
+def test_one_run_holds_the_results_until_it_ends_however_it_ends(tmp_path):
+    hold = (
+        "import sys, time; from pathlib import Path; from draftpool.config.environment import lock_results\n"
+        "lock_results(Path(sys.argv[1])); print(1, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path / "results")], stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline()
+        with pytest.raises(DraftpoolError, match="another snakemake is working here"):
+            environment.lock_results(tmp_path / "results")
+        other.kill()
+        other.wait(timeout=10)
+    environment.lock_results(tmp_path / "results")

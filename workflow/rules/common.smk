@@ -10,7 +10,7 @@ from pathlib import Path
 from draftpool import figures, tables
 from draftpool.artefacts import canonical_json
 from draftpool.config.digest import code_digest
-from draftpool.config.environment import prepare_jobs
+from draftpool.config.environment import lock_results, prepare_jobs
 from draftpool.config.hardware import uses_gpu
 from draftpool.config.load import read_yaml, resolve
 from draftpool.config.overview import banner, write_overview
@@ -18,6 +18,7 @@ from draftpool.config.plan import Plan
 from draftpool.config.stages import check_kinds, stage_code
 from draftpool.data.streams import MAIN
 from draftpool.errors import DraftpoolError
+from snakemake.exceptions import WorkflowError
 
 try:
     PLAN = Plan(resolve(config))
@@ -51,7 +52,11 @@ CLAIMS = f"{STUDY}/claims"
 PROVENANCE = f"{STUDY}/provenance.html"
 
 # Heavy jobs take every core, so that none shares the machine with one that is timed.
-THREADS = PLAN.study.threads or workflow.cores
+try:
+    THREADS = PLAN.study.threads or workflow.cores
+except WorkflowError:
+    # A cluster's executor limits jobs, not cores.
+    THREADS = 4
 GPU = int(uses_gpu(PLAN.study.device))
 
 # What a figure or table needs of a study stands beside its module.
@@ -73,7 +78,7 @@ TABLE_NAMES = [name for name, part in tables.TABLES.items() if PARTS[part]]
 FIGURES = [f"{STUDY}/figures/{name}.{end}" for name in FIGURE_NAMES for end in ("png", "pdf")]
 TABLES = [f"{STUDY}/tables/{name}.{end}" for name in TABLE_NAMES for end in ("csv", "md", "tex", "html")]
 
-prepare_jobs()
+prepare_jobs(PLAN.dtypes)
 
 
 def each(pattern, ids):

@@ -22,7 +22,7 @@ rule check_lossless:
     threads: THREADS
     resources:
         gpu=GPU,
-        mem_mb=4000,
+        mem_mb=8000,
         runtime=120,
     params:
         cfg=cfg_of("check_lossless"),

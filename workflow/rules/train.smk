@@ -1,6 +1,11 @@
 """Stages train_drafter, make_drafter and fetch_drafter: one drafter a job."""
 
 
+localrules:
+    make_drafter,
+    fetch_drafter,
+
+
 rule train_drafter:
     """Train one drafter; a killed job goes on from its last checkpoint in results/state/.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
+# Set by the Snakemake that started the study, read by that of each job.
+DTYPES_VARIABLE = "DRAFTPOOL_DTYPES"
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
@@ -38,5 +41,7 @@ def uses_gpu(device: str) -> bool:
 
 
 def native_dtypes(device: str) -> list[str]:
-    """Dtypes worth decoding in: float32 always, bfloat16 where it is native."""
+    """Dtypes worth decoding in: float32 always, bfloat16 where it is native; in a job, what its study decided."""
+    if os.environ.get(DTYPES_VARIABLE):
+        return os.environ[DTYPES_VARIABLE].split(",")
     return ["float32", "bfloat16"] if uses_gpu(device) or cpu_multiplies_bfloat16() else ["float32"]
