@@ -9,6 +9,10 @@ tables, stats, drafters.
 configfile: f"{workflow.basedir}/config/default.yaml"
 
 
+# The first page of `snakemake --report report.zip`.
+report: "workflow/report/workflow.rst"
+
+
 # Inert unless asked for by --software-deployment-method; envs/Containerfile builds an image with draftpool in it.
 container: "docker://python:3.11-slim"
 
@@ -25,12 +29,13 @@ localrules:
 
 
 rule all:
-    """The whole study: every figure, every table, summary.json and the verdicts on published claims."""
+    """The whole study: every figure and table, summary.json, the verdicts on published claims, and the provenance."""
     input:
         FIGURES,
         TABLES,
         SUMMARY,
         CLAIMS,
+        PROVENANCE,
 
 
 rule figures:
@@ -66,6 +71,7 @@ include: "workflow/rules/replay.smk"
 include: "workflow/rules/stats.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/tables.smk"
+include: "workflow/rules/provenance.smk"
 
 
 onstart:

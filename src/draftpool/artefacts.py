@@ -172,6 +172,8 @@ def read_jsonl(path: Path) -> list[dict]:
                     ) from error
     except FileNotFoundError as error:
         raise DraftpoolError("file not found", str(path), "run the stage that makes it") from error
+    except UnicodeDecodeError as error:
+        raise DraftpoolError("not UTF-8 text", str(path), "delete the file and rerun") from error
     return rows
 
 

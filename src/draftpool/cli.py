@@ -18,6 +18,8 @@ from draftpool.config.environment import split_of
 from draftpool.config.hardware import uses_gpu
 from draftpool.errors import DraftpoolError, PeerLostError
 from draftpool.gpus import claim_gpus, visible_gpus
+from draftpool.provenance.record import recorded
+from draftpool.provenance.secrets import hide_secrets, mask, refuse_logins
 from draftpool.training import launch
 
 # Stage -> module and function. Rules take the code digest of the same module.
@@ -200,6 +202,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--target", type=Path, required=True, help="folder of its target")
     command.add_argument("--out", type=Path, required=True, help="folder to write")
     command = commands.add_parser(
+        "provenance", help="print how a result was made, back to the prompts and the target"
+    )
+    command.add_argument(
+        "files", type=Path, nargs="+", help="figure, table, or any artefact or file inside one"
+    )
+    command.add_argument("--json", action="store_true", help="one JSON object instead of a tree")
+    command.add_argument("--out", type=Path, help="write it as an HTML page instead")
+    command = commands.add_parser(
         "check_config", help="check configuration files, later ones laid over earlier ones"
     )
     command.add_argument("files", type=Path, nargs="+")
@@ -232,6 +242,7 @@ def _run_stage(arguments: argparse.Namespace) -> int:
     flags = dict(vars(arguments))
     argv, command, threads = flags.pop("argv"), flags.pop("command"), flags.pop("threads")
     cfg = _cfg(flags.pop("cfg"))
+    refuse_logins(cfg)
     module_name, function_name = STAGES[command].split(":")
     processes = 1
     if command == "train_drafter":
@@ -246,10 +257,15 @@ def _run_stage(arguments: argparse.Namespace) -> int:
     # A target that is spread lies on all that this job may see.
     gpus = len(visible_gpus()) if cfg.get("device_map") else processes
     # Before anything touches CUDA, which reads the visible devices once.
-    with claim_gpus(gpus if "device" in cfg and uses_gpu(cfg["device"]) else 0):
+    claimed = claim_gpus(gpus if "device" in cfg and uses_gpu(cfg["device"]) else 0)
+    with claimed, recorded(command, cfg, flags):
         if processes > 1:
             split = ["--processes", str(processes), "--accumulate", str(flags["accumulate"])]
-            return launch.launch([*argv, *split], processes, threads or os.cpu_count() or 1)
+            status = launch.launch([*argv, *split], processes, threads or os.cpu_count() or 1)
+            if status:
+                # Nothing was made that could be recorded.
+                raise SystemExit(status)
+            return 0
         return _call(module_name, function_name, command, threads, cfg, flags)
 
 
@@ -262,13 +278,28 @@ def _call(module: str, function: str, command: str, threads: int | None, cfg: di
     return 0
 
 
+def _show(arguments: argparse.Namespace, package: str, function: str) -> None:
+    """Draw a figure or write a table."""
+    known = getattr(importlib.import_module(f"draftpool.{package}"), package.upper())
+    if arguments.name not in known:
+        raise DraftpoolError(f"no `{arguments.name}`", "flag --name", f"known: {', '.join(known)}")
+    module = importlib.import_module(f"draftpool.{package}.{arguments.name}")
+    flags = {"stats": arguments.stats, "out": arguments.out}
+    with recorded(arguments.command, {"name": arguments.name}, flags, resolved=False):
+        getattr(module, function)(**flags)
+
+
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command in STAGES:
         return _run_stage(arguments)
     if arguments.command == "draw_figure":
-        importlib.import_module(f"draftpool.figures.{arguments.name}").draw(arguments.stats, arguments.out)
+        _show(arguments, "figures", "draw")
     elif arguments.command == "write_table":
-        importlib.import_module(f"draftpool.tables.{arguments.name}").write(arguments.stats, arguments.out)
+        _show(arguments, "tables", "write")
+    elif arguments.command == "provenance":
+        from draftpool.provenance.chain import tell
+
+        tell(arguments.files, arguments.json, arguments.out)
     elif arguments.command == "write_config_docs":
         from draftpool.config.reference import write_reference
 
@@ -276,7 +307,9 @@ def _run(arguments: argparse.Namespace) -> int:
     elif arguments.command == "export_drafter":
         from draftpool.drafters.published import export_drafter
 
-        export_drafter(arguments.drafter, arguments.target, arguments.out)
+        flags = {"drafter": arguments.drafter, "target": arguments.target, "out": arguments.out}
+        with recorded(arguments.command, {}, flags, resolved=False):
+            export_drafter(*flags.values())
     elif arguments.command == "plan":
         from draftpool.estimate.command import print_plan
 
@@ -305,9 +338,9 @@ def _run(arguments: argparse.Namespace) -> int:
 def _fail(message: str) -> int:
     """Say what was wrong; of several processes the launcher says it, once."""
     if launch.is_rank():
-        launch.report("error", message)
+        launch.report("error", mask(message))
     else:
-        print(f"draftpool: error: {message}", file=sys.stderr)
+        print(f"draftpool: error: {mask(message)}", file=sys.stderr)
     return 2
 
 
@@ -319,6 +352,7 @@ def _stop(signum: int, frame: object) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one sub-command; returns the exit status (2: bad input, 130: interrupted)."""
     signal.signal(signal.SIGTERM, _stop)
+    hide_secrets()
     try:
         arguments = _parser().parse_args(argv)
         # What ranks of a shared training are started with.

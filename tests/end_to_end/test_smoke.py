@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,14 +14,17 @@ import psutil
 import pytest
 import torch
 import yaml
+from smoke_study import DEFAULT, SMOKE, command, run
 
 from draftpool.artefacts import read_json, read_table
+from draftpool.cli import STAGES
 from draftpool.config.load import load
 from draftpool.config.plan import Plan
 from draftpool.decoding.engine import decode
 from draftpool.decoding.sequence import Sampling, prefill
 from draftpool.drafters.load import load_drafter
 from draftpool.figures import FIGURES
+from draftpool.provenance.chain import Chain
 from draftpool.replay.answers import lay_out
 from draftpool.replay.engine import EpisodeDraws, replay
 from draftpool.selectors.base import make_selector
@@ -30,35 +32,6 @@ from draftpool.tables import TABLES
 from draftpool.targets.load import end_ids, load_target, load_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-DEFAULT, SMOKE = REPOSITORY / "config/default.yaml", REPOSITORY / "config/smoke.yaml"
-
-
-def command(folder: Path, *arguments: str, overlays: tuple[Path, ...] = ()) -> list[str]:
-    snakefile = ["--snakefile", str(REPOSITORY / "Snakefile"), "--directory", str(folder)]
-    configs = ["--configfile", *map(str, (SMOKE, *overlays))]
-    return [sys.executable, "-m", "snakemake", *snakefile, *arguments, *configs]
-
-
-def run(folder: Path, *arguments: str, overlays: tuple[Path, ...] = ()) -> str:
-    done = subprocess.run(
-        command(folder, *arguments, overlays=overlays),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def study(tmp_path_factory) -> Path:
-    """The finished smoke study."""
-    folder = tmp_path_factory.mktemp("smoke")
-    run(folder, "--cores", "2")
-    return folder
 
 
 def test_headline_numbers_stand_under_their_fixed_names(study):
@@ -107,12 +80,14 @@ def test_every_figure_and_table_has_content(study):
     folder = study / "results/smoke"
     figures = [name for name, part in FIGURES.items() if part != "sweeps"]
     assert {path.name for path in (folder / "figures").iterdir()} == {
-        f"{name}.{end}" for name in figures for end in ("png", "pdf")
+        *(f"{name}.{end}" for name in figures for end in ("png", "pdf")),
+        "provenance",
     }
     assert {path.name for path in (folder / "tables").iterdir()} == {
-        f"{name}.{end}" for name in TABLES for end in ("csv", "md", "tex")
+        *(f"{name}.{end}" for name in TABLES for end in ("csv", "md", "tex", "html")),
+        "provenance",
     }
-    for path in (folder / "figures").iterdir():
+    for path in (folder / "figures").glob("*.p*"):
         assert path.read_bytes().startswith({".png": b"\x89PNG", ".pdf": b"%PDF"}[path.suffix])
         assert path.stat().st_size > 5_000
     for path in (folder / "tables").glob("*.csv"):
@@ -130,6 +105,27 @@ def test_d44_every_artefact_says_how_it_was_made(study):
     for folder in folders:
         assert yaml.safe_load((folder / "resolved.yaml").read_text()), folder
         assert read_json(folder / "provenance.json")["command"], folder
+
+
+def test_the_chain_of_every_figure_and_table_ends_at_prompts_and_target(study, monkeypatch):
+    monkeypatch.chdir(study)
+    made = Path("results/smoke")
+    shown = [path for kind in ("figures/*.png", "tables/*.csv") for path in sorted(made.glob(kind))]
+    ends = {str(path) for kind in ("prompts", "targets") for path in Path("results", kind).iterdir()}
+    chain = Chain(*shown, made / "claims")
+    told = {node.shown: node for node in chain.nodes}
+    assert set(map(str, shown)) <= set(told) and ends <= set(told)
+    # Every stage is met: nothing but plain files lies outside the chain.
+    stages = {node.record["stage"] for node in chain.nodes}
+    assert stages >= {*STAGES, "draw_figure", "write_table"} - {"fetch_drafter"}
+    for node in chain.nodes:
+        record = node.record
+        assert node.state == "" and "git_commit" in record and record["versions"]["torch"], node.shown
+        assert record["inputs"] or node.shown in ends or record["stage"] == "make_drafter", node.shown
+        for link in node.links:
+            assert link.state == "" and (link.node is not None or link.flag == "benchmarks"), link
+    trained = next(node for node in chain.nodes if node.record["stage"] == "train_drafter")
+    assert trained.record["device"] == "cpu" and "seed" in trained.record["seeds"]
 
 
 @pytest.mark.parametrize("name", ["main", "mixed"])
@@ -208,11 +204,6 @@ def test_claims_get_verdicts(study):
 
 def test_a_finished_study_has_nothing_to_do(study):
     assert "Nothing to be done" in run(study, "-n")
-
-
-def test_the_report_holds_the_figures(study):
-    run(study, "--report", "report.zip")
-    assert (study / "report.zip").stat().st_size > 100_000
 
 
 def test_d41_a_killed_training_job_goes_on_from_its_checkpoint(study):

@@ -95,9 +95,11 @@ def test_swept_settings_are_compared_on_the_seeds_they_share(folders):
     assert line.set_index("alpha")["value"][0.3] == by_run["alpha_30-s0"] and (line["n"] > 0).all()
 
 
-def test_every_figure_and_table_has_a_caption():
+def test_every_figure_and_table_has_a_caption_and_nothing_else_has():
     from draftpool.tables import TABLES
 
+    further = {"workflow", "claims", "provenance"}
+    assert {path.stem for path in CAPTIONS.glob("*")} == {*FIGURES, *TABLES, *further}
     for name in (*FIGURES, *TABLES):
         assert len((CAPTIONS / f"{name}.rst").read_text().strip()) > 80, name
 

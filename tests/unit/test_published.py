@@ -25,6 +25,7 @@ from tiny import (
     tokenizer,
 )
 
+from draftpool import cli
 from draftpool.artefacts import read_json
 from draftpool.drafters.drafter_folder import save_drafter
 from draftpool.drafters.load import load_drafter
@@ -795,6 +796,15 @@ def test_a_reduced_vocabulary_is_exported_with_a_warning(targets, tmp_path, caps
     assert all_ids.log_q.shape[1] == VOCABULARY
     among = all_ids.log_q[:, vocabulary].log_softmax(-1)
     torch.testing.assert_close(few.log_q, among, atol=1e-5, rtol=1e-5)
+
+
+def test_an_export_says_what_it_was_made_of(targets, tmp_path) -> None:
+    ours, out = _ours(tmp_path / "ours", load(targets.qwen3, TAPS)), tmp_path / "theirs"
+    flags = ["--drafter", str(ours), "--target", str(targets.qwen3), "--out", str(out)]
+    assert cli.main(["export_drafter", *flags]) == 0
+    made = read_json(out / "provenance.json")
+    assert made["stage"] == "export_drafter" and set(made["files"]) == {"config.json", "model.safetensors"}
+    assert [entry["path"] for entry in made["inputs"]] == [str(ours), str(targets.qwen3)]
 
 
 def _no_export(folder: Path, target: Path, out: Path, *words: str) -> None:

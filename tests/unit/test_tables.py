@@ -1,6 +1,8 @@
 """Tables: one data frame as CSV, Markdown and LaTeX."""
 
 import importlib
+import re
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -76,6 +78,21 @@ def test_latex_and_markdown_are_escaped(tmp_path):
     assert markdown.endswith("a note\n")
     assert pd.read_csv(tmp_path / "t.csv")["a_b"].tolist()[0] == frame["a_b"][0]
     assert escape_latex("#$<>") == r"\#\$\textless{}\textgreater{}"
+
+
+def test_the_page_of_a_table_shows_its_cells_and_reads_nothing_else(tmp_path):
+    frame = pd.DataFrame({"<b>": ["<script>alert(1)</script>", "a & b"], "tau": ["1.42 [1.31, 1.55]", None]})
+    write_all(frame, tmp_path / "t.csv", 'a "note" <i>')
+    page = (tmp_path / "t.html").read_text()
+    tree = ElementTree.fromstring(re.sub(r"<(!DOCTYPE|meta)[^>]*>", "", page))
+    assert [cell.text for cell in tree.iter("th")] == ["<b>", "tau"]
+    assert [cell.text for cell in tree.iter("td")] == [*frame.iloc[0], "a & b", "-"]
+    assert [cell.get("class") for cell in tree.iter("td")] == [None, "number", None, None]
+    assert [note.text for note in tree.iter("p")] == ['a "note" <i>']
+    assert {element.tag for element in tree.iter()} <= set(
+        ["html", "head", "style", "body", "table", "thead", "tbody", "tr", "th", "td", "p"]
+    )
+    assert not re.search(r"https?:|url\(|src=|href=", page)
 
 
 def test_interval_text():

@@ -26,13 +26,20 @@ from draftpool.cli import _parser
 
 flags = _parser().parse_args()
 out = flags.out
-if flags.command in ("score_pool", "check_lossless", "draw_figure", "write_table"):
-    ends = {{"draw_figure": (".png", ".pdf"), "write_table": (".csv", ".md", ".tex")}}
+if getattr(flags, "state", None) is not None:
+    flags.state.mkdir(parents=True, exist_ok=True)
+    (flags.state / "kept").write_text("scratch")
+if flags.command in ("score_pool", "check_lossless", "draw_figure", "write_table", "provenance"):
+    ends = {{"draw_figure": (".png", ".pdf"), "write_table": (".csv", ".md", ".tex", ".html")}}
     for end in ends.get(flags.command, (out.suffix,)):
         out.with_suffix(end).write_text(flags.command)
+    if flags.command in ends:
+        (out.parent / "provenance").mkdir(exist_ok=True)
+        (out.parent / "provenance" / (out.stem + ".json")).write_text("{{}}")
 else:
     out.mkdir()
     (out / "summary.json").write_text("{{}}")
+    (out / "cfg.json").write_text(flags.cfg)
 """
 
 
@@ -50,11 +57,15 @@ class Checkout:
             "PYTHONPATH": str(self.root / "src"),
         }
 
-    def snakemake(self, *arguments: str) -> subprocess.CompletedProcess:
+    def snakemake(
+        self, *arguments: str, pretend: bool = True, **variables: str
+    ) -> subprocess.CompletedProcess:
+        """Run Snakemake with further variables; with ``pretend=False`` its jobs are the real ones."""
+        own = {} if pretend else {"PATH": os.environ["PATH"]}
         return subprocess.run(
             [sys.executable, "-m", "snakemake", *arguments],
             cwd=self.root,
-            env=self.environment,
+            env=self.environment | own | variables,
             capture_output=True,
             text=True,
             timeout=300,

@@ -75,6 +75,7 @@ def test_smoke_study_is_the_whole_workflow_with_golden_job_counts(tmp_path):
         "compute_stats": 1,
         "copy_summary": 1,
         "judge_claims": 1,
+        "trace_provenance": 1,
         **{f"draw_{name}": 1 for name in SCORED | LIVE | PROFILED | REPLAYED | {"pool_sizes", "pools"}},
         **{
             f"write_{name}": 1

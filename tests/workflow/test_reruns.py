@@ -55,7 +55,15 @@ TABLES = [
     f"Writing table {name}_table"
     for name in ("dpace", "drafters", "headroom", "leaderboard", "metasd", "objectives", "streams")
 ]
-STATS = ["Computing statistics", "Copying summary.json", "Judging published claims", *FIGURES, *TABLES]
+TRACE = ["Tracing provenance"]
+STATS = [
+    "Computing statistics",
+    "Copying summary.json",
+    "Judging published claims",
+    *FIGURES,
+    *TABLES,
+    *TRACE,
+]
 BELOW_DRAFTERS = [*LOSSLESS, *SCORE, *DECODE, *REPLAY, *STATS]
 BELOW_POOL = [*COSTS, *BELOW_DRAFTERS]
 
@@ -184,7 +192,9 @@ def test_d44_an_overlay_sets_keys_that_the_base_lacks(finished_checkout):
         (["training/objectives/decay.py"], [*BASELINE, *BELOW_DRAFTERS]),
         (["replay/oracles.py"], [*REPLAY, *STATS]),
         (["analysis/stats.py"], STATS),
-        (["figures/heatmap_tau.py", "figures/__init__.py"], ["Drawing figure heatmap_tau"]),
+        (["figures/heatmap_tau.py", "figures/__init__.py"], ["Drawing figure heatmap_tau", *TRACE]),
+        (["provenance/tree.py"], TRACE),
+        (["provenance/record.py"], []),  # what is recorded decides nothing
         (["selectors/exp3.py", "cli.py", "config/overview.py"], []),  # used by no job of this study
     ],
 )

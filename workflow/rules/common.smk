@@ -48,6 +48,7 @@ REPLAY = "results/replays/{id}"
 STATS = f"{STUDY}/stats"
 SUMMARY = f"{STUDY}/summary.json"
 CLAIMS = f"{STUDY}/claims"
+PROVENANCE = f"{STUDY}/provenance.html"
 
 # Heavy jobs take every core, so that none shares the machine with one that is timed.
 try:
@@ -60,7 +61,7 @@ GPU = int(uses_gpu(PLAN.study.device))
 FIGURE_NAMES = figure_names(PLAN)
 TABLE_NAMES = table_names(PLAN)
 FIGURES = [f"{STUDY}/figures/{name}.{end}" for name in FIGURE_NAMES for end in ("png", "pdf")]
-TABLES = [f"{STUDY}/tables/{name}.{end}" for name in TABLE_NAMES for end in ("csv", "md", "tex")]
+TABLES = [f"{STUDY}/tables/{name}.{end}" for name in TABLE_NAMES for end in ("csv", "md", "tex", "html")]
 
 prepare_jobs(PLAN)
 

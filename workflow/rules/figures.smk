@@ -1,7 +1,7 @@
 """Figures: one rule each, from the statistics alone.
 
 Inputs: the statistics.
-Outputs: the figure as PNG and PDF.
+Outputs: the figure as PNG and PDF, and how it was made.
 """
 
 for figure in FIGURE_NAMES:
@@ -19,6 +19,7 @@ for figure in FIGURE_NAMES:
                 labels={"figure": figure.replace("_", " ")},
             ),
             pdf=f"{STUDY}/figures/{figure}.pdf",
+            provenance=f"{STUDY}/figures/provenance/{figure}.json",
         log:
             f"results/logs/draw_figure/{PLAN.study.experiment}-{figure}.log",
         benchmark:

@@ -90,12 +90,18 @@ rule judge_claims:
     """Give every published claim of config/claims.yaml a verdict.
 
     Inputs: the statistics.
-    Outputs: a folder with claims.json and claims.md.
+    Outputs: a folder with claims.json, claims.md and claims.html.
     """
     input:
         stats=STATS,
     output:
-        directory(CLAIMS),
+        report(
+            directory(CLAIMS),
+            patterns=["{name}.html"],
+            caption="../report/claims.rst",
+            category="Claims",
+            labels={"claims": "verdicts"},
+        ),
     log:
         f"results/logs/judge_claims/{PLAN.study.experiment}.log",
     benchmark:

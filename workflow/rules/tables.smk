@@ -1,7 +1,7 @@
 """Tables: one rule each, from the statistics alone.
 
 Inputs: the statistics.
-Outputs: the table as CSV, Markdown and LaTeX.
+Outputs: the table as CSV, Markdown, LaTeX and HTML, and how it was made.
 """
 
 for table in TABLE_NAMES:
@@ -12,14 +12,16 @@ for table in TABLE_NAMES:
         input:
             stats=STATS,
         output:
-            csv=report(
-                f"{STUDY}/tables/{table}.csv",
+            html=report(
+                f"{STUDY}/tables/{table}.html",
                 caption=f"../report/{table}.rst",
                 category="Tables",
-                labels={"table": table.replace("_", " ")},
+                labels={"table": table.removesuffix("_table").replace("_", " ")},
             ),
+            csv=f"{STUDY}/tables/{table}.csv",
             md=f"{STUDY}/tables/{table}.md",
             tex=f"{STUDY}/tables/{table}.tex",
+            provenance=f"{STUDY}/tables/provenance/{table}.json",
         log:
             f"results/logs/write_table/{PLAN.study.experiment}-{table}.log",
         benchmark:

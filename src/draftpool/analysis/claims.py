@@ -13,7 +13,7 @@ from draftpool.analysis.tidy import read_tidy
 from draftpool.artefacts import atomic_dir, read_json, write_json, write_provenance
 from draftpool.data.streams import HELD_OUT
 from draftpool.errors import DraftpoolError
-from draftpool.tables.writer import markdown
+from draftpool.tables.writer import html_page, markdown
 
 # Below this headroom of the best switching sequence no selector can show anything (DESIGN section 9).
 NO_HEADROOM = 0.05
@@ -227,7 +227,7 @@ def _headroom(stats: Path, claim: Claim) -> float | None:
 
 
 def judge_claims(cfg: dict, stats: Path, out: Path) -> None:
-    """Write `claims.json` (DESIGN section 9) and `claims.md`.
+    """Write `claims.json` (DESIGN section 9), `claims.md` and `claims.html`.
 
     Args:
         cfg: `claims` (as in config/claims.yaml) and `bootstrap`.
@@ -242,7 +242,9 @@ def judge_claims(cfg: dict, stats: Path, out: Path) -> None:
     meta = read_json(stats / "meta.json")
     with atomic_dir(out) as folder:
         write_json(folder / "claims.json", verdicts)
-        (folder / "claims.md").write_text(markdown(claims_table(verdicts), _note(meta)), encoding="utf-8")
+        cells, note = claims_table(verdicts), _note(meta)
+        (folder / "claims.md").write_text(markdown(cells, note), encoding="utf-8")
+        (folder / "claims.html").write_text(html_page(cells, note), encoding="utf-8")
         write_provenance(folder, cfg)
 
 

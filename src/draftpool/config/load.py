@@ -15,6 +15,7 @@ from draftpool.config import models
 from draftpool.config.recipes import RECIPES
 from draftpool.config.strict import block_models
 from draftpool.errors import DraftpoolError
+from draftpool.provenance.secrets import refuse_logins
 
 # Mappings from names that users choose.
 _NAMED = (
@@ -190,6 +191,7 @@ def resolve(raw: dict) -> models.Study:
     Raises:
         DraftpoolError: One line naming the key, what is wrong and what to do.
     """
+    refuse_logins(raw)
     try:
         return models.Study.model_validate(_fill_recipes(_drop_empty(raw)))
     except ValidationError as error:

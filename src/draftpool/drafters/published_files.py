@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from draftpool.errors import DraftpoolError
+from draftpool.targets.weights import INDEX, shard_names
 
 # What is asked of the Hub: weights, configuration and tokenizer; never code, never a pickle.
 WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
@@ -18,7 +19,6 @@ WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 UNWANTED = ["*/*", "consolidated*"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 def source_folder(cfg: dict) -> tuple[Path, str]:
@@ -62,13 +62,9 @@ def weight_files(folder: Path, where: str) -> list[Path]:
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
         try:
-            named = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-            shards = sorted({str(name) for name in named})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise damaged(f"{INDEX} cannot be read", where) from error
-        # transformers reads a shard of another name as a pickle.
-        if not shards or any(not shard.endswith(".safetensors") for shard in shards):
-            raise damaged(f"{INDEX} names no safetensors, or other files", where)
+            shards = shard_names(folder / INDEX)
+        except (OSError, ValueError) as error:
+            raise damaged(str(error), where) from error
         for shard in shards:
             if not (folder / shard).is_file():
                 raise damaged(f"{shard} is missing", where)

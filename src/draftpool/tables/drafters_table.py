@@ -56,5 +56,6 @@ def write(stats: Path, out: Path) -> None:
     write_all(pd.DataFrame(rows), out, note(meta, text))
 
 
-def _count(value: object) -> int | None:
-    return None if pd.isna(value) else int(value)
+def _count(value: object) -> str | None:
+    # As text: numbers beside missing ones would become 400.0.
+    return None if pd.isna(value) else str(int(value))

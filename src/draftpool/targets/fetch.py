@@ -13,7 +13,7 @@ from draftpool.artefacts import atomic_dir, write_json, write_provenance
 from draftpool.drafters.block_config import mask_token
 from draftpool.errors import DraftpoolError
 from draftpool.targets.fast import FAMILIES
-from draftpool.targets.weights import DESCRIPTION
+from draftpool.targets.weights import DESCRIPTION, INDEX, shard_names
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +47,16 @@ def _from_package(cfg: dict):
 
 def _from_transformers(name: str, revision: str | None, where: str):
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import cached_file
 
     options = {"revision": revision, "trust_remote_code": False}
     try:
+        # First: without a network it says so, where a missing index says nothing.
+        AutoConfig.from_pretrained(name, **options)
+        index = cached_file(name, INDEX, revision=revision, _raise_exceptions_for_missing_entries=False)
+        if index is not None:
+            shard_names(Path(index))
         model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", use_safetensors=True, **options)
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

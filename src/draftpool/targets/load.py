@@ -14,7 +14,15 @@ from draftpool.errors import DraftpoolError
 from draftpool.targets.base import TargetModel, check_taps
 from draftpool.targets.fast import FastTarget, unsupported_reason
 from draftpool.targets.hub import TransformersTarget
-from draftpool.targets.weights import DELETE_TARGET, EMBEDDING, ModelWeights, TargetWeights, read_config
+from draftpool.targets.weights import (
+    DELETE_TARGET,
+    EMBEDDING,
+    INDEX,
+    ModelWeights,
+    TargetWeights,
+    read_config,
+    shard_names,
+)
 
 # Names under which transformers saves a tokenizer that needs nothing but its `tokenizer.json`.
 GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -104,6 +112,8 @@ def _load_transformers(
         scratch = tempfile.TemporaryDirectory(prefix="draftpool-offload-")
         options |= {"device_map": device_map, "offload_folder": scratch.name}
     try:
+        if (folder / INDEX).exists():
+            shard_names(folder / INDEX)
         model = AutoModelForCausalLM.from_pretrained(folder, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         message = str(error).splitlines()[0]

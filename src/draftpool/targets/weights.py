@@ -20,6 +20,7 @@ from draftpool.errors import DraftpoolError
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 DELETE_TARGET = "delete the folder and run snakemake again"
+INDEX = "model.safetensors.index.json"
 
 
 # Everything the fast path and training ask of configuration and tokenizer, written once when the target is fetched.
@@ -55,6 +56,24 @@ def _description(folder: Path) -> dict | None:
     return read_json(path) if path.exists() else None
 
 
+def shard_names(index: Path) -> list[str]:
+    """Return the files that an index of shards names.
+
+    transformers reads a shard of another name as a pickle, so nothing but safetensors beside the index is accepted.
+
+    Raises:
+        ValueError: If it is damaged, or names other files.
+        OSError: If it cannot be read.
+    """
+    try:
+        named = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index.name} cannot be read") from error
+    if not named or any(Path(name).name != name or not name.endswith(".safetensors") for name in named):
+        raise ValueError(f"{index.name} names no safetensors, or other files")
+    return sorted(named)
+
+
 class TargetWeights(Mapping[str, Tensor]):
     """Tensors of a target folder by the names transformers saves them under, read when they are asked for.
 
@@ -69,15 +88,11 @@ class TargetWeights(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device | str = "cpu"):
         self.dtype, self.device = dtype, torch.device(device)
-        index = folder / "model.safetensors.index.json"
+        index = folder / INDEX
         try:
-            shards = (
-                sorted(set(json.loads(index.read_text())["weight_map"].values()))
-                if index.exists()
-                else ["model.safetensors"]
-            )
+            shards = shard_names(index) if index.exists() else ["model.safetensors"]
             files = [safe_open(folder / shard, framework="pt") for shard in shards]
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise DraftpoolError(
                 f"cannot load the target ({str(error).splitlines()[0]})", str(folder), DELETE_TARGET
             ) from error
