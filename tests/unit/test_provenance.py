@@ -27,7 +27,7 @@ from draftpool.provenance.secrets import mask, mask_command
 def _stage(cfg, out, **flags):
     """Stand for a stage: a folder with its name and the first line of every input."""
     read = [path for value in flags.values() for path in (value if isinstance(value, list) else [value])]
-    texts = [(path / "content.txt").read_text() for path in read if path is not None and path.is_dir()]
+    texts = [(path / "content.txt").read_text() for path in read if isinstance(path, Path) and path.is_dir()]
     with atomic_dir(out) as folder:
         (folder / "content.txt").write_text(f"{cfg}\n" + "".join(texts))
         write_provenance(folder, cfg, {"device": "cpu", "extra": 1})
