@@ -230,7 +230,11 @@ def test_a_run_begins_with_a_banner_and_ends_with_a_list_of_figures(finished_che
 def test_bad_configuration_is_one_line(new_checkout, overlay, message):
     done = new_checkout.snakemake("-n", *new_checkout.overlay(overlay))
     assert done.returncode == 1
-    shown = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("Config file")]
+    shown = [
+        line
+        for line in (done.stdout + done.stderr).splitlines()
+        if not line.startswith(("Config file", "Using"))
+    ]
     assert len(shown) == 1 and message in shown[0]
 
 

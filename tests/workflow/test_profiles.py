@@ -50,7 +50,7 @@ def test_every_profile_takes_up_killed_runs_and_every_line_is_explained(name):
 
 def test_the_default_profile_says_nothing_that_a_site_decides():
     """It is stronger than `--profile`."""
-    assert set(profile("default")) == {"scheduler", "rerun-incomplete", "nolock"}
+    assert set(profile("default")) == {"scheduler", "rerun-incomplete", "nolock", "report-stylesheet"}
 
 
 def test_d45_d47_the_slurm_profile_asks_for_gpus_by_rule_and_waits_for_network_disks(monkeypatch):

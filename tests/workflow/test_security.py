@@ -85,7 +85,7 @@ def test_a_failing_job_shows_no_secret_in_its_log(new_checkout, tmp_path):
     }
     hub = {"target": {"name": "far", "source": "hub", "model_id": "some/model", "path": None}}
     overlay = checkout.overlay(hub)
-    done = checkout.snakemake("--cores", "1", "drafters", *overlay, pretend=False, **secrets)
+    done = checkout.snakemake("--cores", "1", "--until", "fetch_target", *overlay, pretend=False, **secrets)
     assert done.returncode == 1
     (log,) = checkout.root.glob("results/logs/fetch_target/far-*.log")
     assert "draftpool: error: config key `target.model_id`" in log.read_text()
