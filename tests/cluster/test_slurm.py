@@ -104,8 +104,12 @@ def hang(slurm, job: dict[str, str], drafter: str) -> None:
 
 
 def take_node_away(slurm, job: dict[str, str], drafter: str) -> None:
+    """With everything that runs there; the submitting Snakemake, which has the profile on its command line, stays."""
     slurm.node("down")
-    time.sleep(2)
+    for process in psutil.process_iter(["cmdline"]):
+        command = " ".join(process.info["cmdline"] or [])
+        if drafter in command and "--workflow-profile" not in command:
+            process.kill()
     slurm.node("up")
 
 
