@@ -80,7 +80,7 @@ def test_every_artefact_is_counted_once(study, shape_file):
     assert planned == {key for key in counted if key[0] not in LIGHT} and set(counted.values()) == {1}
 
 
-LIGHT = ("compute_stats", "copy_summary", "judge_claims", "draw_figure", "write_table")
+LIGHT = ("compute_stats", "copy_summary", "judge_claims", "draw_figure", "write_table", "trace_provenance")
 
 
 def test_texts_of_every_kind_of_set_equal_a_list_of_them(shape_file):

@@ -317,3 +317,4 @@ def count_work(world: World) -> Iterator[Work]:
     yield Work("judge_claims", "claims", counts={"jobs": 1})
     yield Work("draw_figure", "figures", counts={"jobs": len(figure_names(plan))})
     yield Work("write_table", "tables", counts={"jobs": len(table_names(plan))})
+    yield Work("trace_provenance", "provenance", counts={"jobs": 1})

@@ -74,6 +74,9 @@ def _light(work: Work) -> Price | None:
         return Price(counts["acceptance_rows"] * unit["compute_stats/row"], False, MEASURED)
     if work.stage in ("judge_claims", "copy_summary", "draw_figure", "write_table"):
         return Price(counts["jobs"] * unit[f"{work.stage}/job"], False, MEASURED)
+    if work.stage == "trace_provenance":
+        # The measured study had no such job; it reads and writes small files, as a table's does.
+        return Price(counts["jobs"] * unit["write_table/job"], False, MEASURED)
     if work.stage in ("prepare_prompts", "train_router"):
         return Price(counts["prompts"] * unit[f"{work.stage}/prompt"], False, MEASURED)
     if work.stage == "prepare_set" and work.detail == "":

@@ -44,8 +44,9 @@ FILES = {
     "compute_stats": 40,
     "copy_summary": 1,
     "judge_claims": 4,
-    "draw_figure": 2,
-    "write_table": 3,
+    "draw_figure": 3,
+    "write_table": 5,
+    "trace_provenance": 1,
 }
 
 
