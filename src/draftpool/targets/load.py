@@ -106,15 +106,22 @@ def _load_transformers(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    options = {"dtype": dtype, "local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+    spread = {}
     if device_map is not None:
         # Only what safetensors do not hold as it is needed is written there; removed when this process ends.
         scratch = tempfile.TemporaryDirectory(prefix="draftpool-offload-")
-        options |= {"device_map": device_map, "offload_folder": scratch.name}
+        spread = {"device_map": device_map, "offload_folder": scratch.name}
     try:
         if (folder / INDEX).exists():
             shard_names(folder / INDEX)
-        model = AutoModelForCausalLM.from_pretrained(folder, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **spread,
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         message = str(error).splitlines()[0]
         raise DraftpoolError(f"cannot load the target ({message})", str(folder), DELETE_TARGET) from error
