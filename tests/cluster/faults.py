@@ -184,7 +184,7 @@ def untimed(frame: pd.DataFrame) -> pd.DataFrame:
     timed = pd.Series(False, index=frame.index)
     for name in {"selector", "metric", "measure", "unit", "oracle", "method"} & set(frame.columns):
         timed |= frame[name].astype(str).map(lambda text: bool(TIMED_VALUES.search(text)))
-    return frame[~timed]
+    return frame[~timed].reset_index(drop=True)
 
 
 def contents(results: Path) -> dict[str, bytes]:
