@@ -95,3 +95,11 @@ def slurm_study(slurm, tmp_path_factory) -> tuple[Path, list[dict[str, str]]]:
     folder = tmp_path_factory.mktemp("slurm_study")
     slurm.run(folder)
     return folder, slurm.jobs()
+
+
+@pytest.fixture(scope="session")
+def slurm_copy(slurm_study, tmp_path_factory) -> Path:
+    """A copy of the finished small study, to go on from."""
+    folder = tmp_path_factory.mktemp("copy") / "study"
+    shutil.copytree(slurm_study[0], folder)
+    return folder

@@ -20,7 +20,10 @@ from draftpool.cli import STAGES
 
 COMMANDS = {*STAGES, "draw_figure", "write_table"}
 # A hit comes up to this long after its stage was seen: while it imports, loads, works or writes.
-DELAY_SECONDS = 8.0
+DELAY_SECONDS = 5.0
+# Stages that are over in a second or two.
+LIGHT = {"prepare_prompts", "make_drafter", "train_router", "replay_selectors", "judge_claims", "write_table"}
+LIGHT_DELAY_SECONDS = 0.5
 
 
 def running_stages(snakemake: psutil.Process) -> dict[str, psutil.Process]:
@@ -120,7 +123,7 @@ def start(command: list[str], log: Path) -> subprocess.Popen:
 def disturb(
     command: list[str], wanted: Counter[str], rng: random.Random, log: Path, disk: SmallDisk | None
 ) -> list[tuple[str, str, float]]:
-    """Run a study to its end, hitting every stage as often as ``wanted`` says, at random moments.
+    """Run a study to its end, hitting every stage up to as often as ``wanted`` says, at random moments.
 
     Returns the faults: (stage, fault, seconds after the stage was seen).
     """
@@ -137,17 +140,12 @@ def disturb(
                 time.sleep(0.02)
                 continue
             stage = sorted(due)[0]
-            delay = rng.uniform(0, DELAY_SECONDS)
+            delay = rng.uniform(0, LIGHT_DELAY_SECONDS if stage in LIGHT else DELAY_SECONDS)
             with suppress(psutil.TimeoutExpired):
                 due[stage].wait(delay)
             if not due[stage].is_running() or snakemake.poll() is not None:
-                # It was over sooner: sooner next time.
-                delay = rng.uniform(0, 0.5)
-                again = running_stages(process).get(stage)
-                if again is None:
-                    continue
-                time.sleep(delay)
-                due[stage] = again
+                # It was over sooner; the next job of this stage is hit.
+                continue
             # Every fault once before any comes again.
             order = order or rng.sample(sorted(faults), len(faults))
             name = order.pop()
@@ -194,6 +192,8 @@ def contents(results: Path) -> dict[str, bytes]:
         name = str(path.relative_to(results))
         parts = path.relative_to(results).parts
         if not path.is_file() or parts[0] in ("logs", "benchmarks", "state", "costs", "profiles"):
+            continue
+        if "provenance" in parts:
             continue
         if path.name in TIMED_FILES:
             continue

@@ -162,8 +162,7 @@ def train_under_faults(slurm, folder: Path, overlay: Path, faults: dict) -> None
             assert jobs[1]["JobState"] == "COMPLETED" != jobs[0]["JobState"]
 
 
-def test_d41_lost_jobs_go_on_from_their_checkpoints(slurm, slurm_study, tmp_path):
-    folder, _ = slurm_study
+def test_d41_lost_jobs_go_on_from_their_checkpoints(slurm, slurm_copy, tmp_path):
     overlay = tmp_path / "longer.yaml"
     training = {"checkpoint_every": 3, "steps": 120}
     overlay.write_text(
@@ -175,12 +174,11 @@ def test_d41_lost_jobs_go_on_from_their_checkpoints(slurm, slurm_study, tmp_path
         "generalist_dflash-s3": cancel,
         "generalist_dflash-s4": kill_process,
     }
-    train_under_faults(slurm, folder, overlay, faults)
+    train_under_faults(slurm, slurm_copy, overlay, faults)
 
 
-def test_d41_a_job_whose_node_is_lost_goes_on_from_its_checkpoint(slurm, slurm_study, tmp_path):
-    folder, _ = slurm_study
+def test_d41_a_job_whose_node_is_lost_goes_on_from_its_checkpoint(slurm, slurm_copy, tmp_path):
     overlay = tmp_path / "longer.yaml"
     training = {"checkpoint_every": 3, "steps": 121}
     overlay.write_text(yaml.safe_dump({"drafters": {"generalist_dflash": {"training": training}}}))
-    train_under_faults(slurm, folder, overlay, {"generalist_dflash-s0": take_node_away})
+    train_under_faults(slurm, slurm_copy, overlay, {"generalist_dflash-s0": take_node_away})
