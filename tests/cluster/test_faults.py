@@ -1,7 +1,7 @@
 """The small study under faults at random moments ends with the tables of a study that was never disturbed.
 
-The short form hits the stages that keep scratch results, and a light one. `DRAFTPOOL_FAULTS=full` hits every stage, at least
-20 times in all; `DRAFTPOOL_FAULT_SEED` chooses other moments.
+The short form hits the stages that keep scratch results, and a light one. `DRAFTPOOL_FAULTS=full` hits every stage, at
+least 20 times in all; `DRAFTPOOL_FAULT_SEED` chooses other moments.
 """
 
 from __future__ import annotations
