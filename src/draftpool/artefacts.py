@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,11 +63,21 @@ def _replacing(path: Path, make_temporary) -> Iterator[Path]:
 
 
 PART = ".part"
-LEFTOVER = re.compile(rf"\..+\.(?P<host>[^.]*)\.(?P<pid>\d+)\.[^.]+{re.escape(PART)}")
+LEFTOVER = re.compile(rf"\..+\.(?P<machine>[0-9a-f]{{8}})\.(?P<pid>\d+)\.[^.]+{re.escape(PART)}")
+
+
+@cache
+def _machine() -> str:
+    """8 hex digits of where a process number means this process: node, its boot, and the namespace of numbers."""
+    where = [platform.node()]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        with suppress(OSError):
+            where.append(os.readlink(path) if path.endswith("pid") else Path(path).read_text())
+    return hashlib.sha256("\0".join(where).encode()).hexdigest()[:8]
 
 
 def _owner() -> str:
-    return f"{platform.node().partition('.')[0]}.{os.getpid()}"
+    return f"{_machine()}.{os.getpid()}"
 
 
 def _temporary_file(path: Path) -> Path:
@@ -82,20 +93,22 @@ def _temporary_dir(path: Path) -> Path:
     return folder
 
 
-def clear_leftovers(folder: Path) -> None:
-    """Remove temporary files and folders below ``folder`` whose process was killed before it could.
+def clear_leftovers(*folders: Path) -> None:
+    """Remove temporary files and folders directly in ``folders`` whose process was killed before it could.
 
-    Those of living processes and of other machines, which cannot be asked, stay.
+    Those of living processes stay, and those of other machines (or boots, or containers), which cannot be asked.
     """
-    here, _ = _owner().split(".")
-    for path in sorted(Path(folder).rglob(f".*{PART}")):
-        made = LEFTOVER.fullmatch(path.name)
-        if made is None or made["host"] != here or psutil.pid_exists(int(made["pid"])):
-            continue
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+    for folder in folders:
+        # Other jobs finish theirs meanwhile.
+        with suppress(OSError):
+            for entry in list(os.scandir(folder)):
+                made = LEFTOVER.fullmatch(entry.name)
+                if made is None or made["machine"] != _machine() or psutil.pid_exists(int(made["pid"])):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    Path(entry.path).unlink(missing_ok=True)
 
 
 @contextmanager

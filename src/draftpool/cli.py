@@ -19,7 +19,7 @@ from draftpool.config.hardware import uses_gpu
 from draftpool.errors import DraftpoolError, PeerLostError
 from draftpool.gpus import claim_gpus, visible_gpus
 from draftpool.provenance.record import recorded
-from draftpool.provenance.secrets import hide_secrets, mask, refuse_logins
+from draftpool.provenance.secrets import hide_secrets, mask, mask_command, refuse_logins
 from draftpool.training import launch
 
 # Stage -> module and function. Rules take the code digest of the same module.
@@ -43,6 +43,10 @@ STAGES = {
 }
 # Stages that load no torch, so that there are no threads to set.
 WITHOUT_TORCH = ("prepare_prompts", "train_router", "replay_selectors", "compute_stats", "judge_claims")
+
+
+# Scratch folders beside that of a job, which other studies share (decoding/live.py, replay/score.py).
+SHARED_SCRATCH = ("live", "score")
 
 
 def _cfg(text: str) -> dict:
@@ -249,11 +253,12 @@ def _run_stage(arguments: argparse.Namespace) -> int:
         processes, accumulate = split_of(flags["out"].name)
         processes = flags.pop("processes") or processes
         flags["accumulate"] = flags["accumulate"] or accumulate
+    # What ranks write down of their command; the launcher keeps `argv` as it was given.
+    sys.argv[:] = mask_command(sys.argv)
     if launch.is_rank():
         launch.end_with_parent()
         return _call(module_name, function_name, command, threads, cfg, flags)
-    for folder in {flags["out"].parent, *([flags["state"].parent] if flags.get("state") else [])}:
-        clear_leftovers(folder)
+    clear_leftovers(flags["out"].parent, *_scratch(flags.get("state")))
     # A target that is spread lies on all that this job may see.
     gpus = len(visible_gpus()) if cfg.get("device_map") else processes
     # Before anything touches CUDA, which reads the visible devices once.
@@ -267,6 +272,13 @@ def _run_stage(arguments: argparse.Namespace) -> int:
                 raise SystemExit(status)
             return 0
         return _call(module_name, function_name, command, threads, cfg, flags)
+
+
+def _scratch(state: Path | None) -> list[Path]:
+    """Folders of a stage's scratch results: its own, and those that studies share beside it."""
+    if state is None or not state.parent.is_dir():
+        return []
+    return [state, *(path for kind in SHARED_SCRATCH for path in state.parent.glob(f"{kind}-*"))]
 
 
 def _call(module: str, function: str, command: str, threads: int | None, cfg: dict, flags: dict) -> int:
@@ -285,6 +297,7 @@ def _show(arguments: argparse.Namespace, package: str, function: str) -> None:
         raise DraftpoolError(f"no `{arguments.name}`", "flag --name", f"known: {', '.join(known)}")
     module = importlib.import_module(f"draftpool.{package}.{arguments.name}")
     flags = {"stats": arguments.stats, "out": arguments.out}
+    clear_leftovers(arguments.out.parent)
     with recorded(arguments.command, {"name": arguments.name}, flags, resolved=False):
         getattr(module, function)(**flags)
 

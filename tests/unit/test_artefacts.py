@@ -184,8 +184,8 @@ with {kind}(sys.argv[1]):
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "below/result")])
     assert killed.returncode == -signal.SIGKILL
     (left,) = left_behind(tmp_path / "below")
-    elsewhere = tmp_path / "below" / left.replace(artefacts._owner().split(".")[0], "othernode", 1)
+    elsewhere = tmp_path / "below" / left.replace(artefacts._machine(), "0" * 8, 1)
     elsewhere.write_text("not ours to judge")
     with artefacts.atomic_path(tmp_path / "below/other") as living:
-        artefacts.clear_leftovers(tmp_path)
+        artefacts.clear_leftovers(tmp_path / "below", tmp_path / "missing")
         assert left_behind(tmp_path / "below") == sorted([elsewhere.name, living.name])
