@@ -20,6 +20,12 @@ container: "docker://python:3.11-slim"
 include: "workflow/rules/common.smk"
 
 
+# What jobs are told by the environment; executors without a shared environment pass it on.
+envvars:
+    "DRAFTPOOL_DTYPES",
+    "DRAFTPOOL_SPLITS",
+
+
 localrules:
     all,
     figures,

@@ -51,11 +51,12 @@ CLAIMS = f"{STUDY}/claims"
 PROVENANCE = f"{STUDY}/provenance.html"
 
 # Heavy jobs take every core, so that none shares the machine with one that is timed.
+# A cluster's executor limits jobs, not cores, and a node may have more than the job asked for.
+ON_CLUSTER_THREADS = 4
 try:
-    THREADS = PLAN.study.threads or workflow.cores
+    THREADS = PLAN.study.threads or (ON_CLUSTER_THREADS if workflow.remote_exec else workflow.cores)
 except WorkflowError:
-    # A cluster's executor limits jobs, not cores.
-    THREADS = 4
+    THREADS = ON_CLUSTER_THREADS
 GPU = int(uses_gpu(PLAN.study.device))
 
 FIGURE_NAMES = figure_names(PLAN)
