@@ -56,12 +56,20 @@ def test_the_default_profile_says_nothing_that_a_site_decides():
 def test_d45_d47_the_slurm_profile_asks_for_gpus_by_rule_and_waits_for_network_disks(monkeypatch):
     monkeypatch.delenv("SBATCH_PARTITION", raising=False)
     monkeypatch.delenv("SBATCH_ACCOUNT", raising=False)
+    monkeypatch.delenv("DRAFTPOOL_GPUS", raising=False)
+    monkeypatch.delenv("DRAFTPOOL_TRAINING_GPUS", raising=False)
     made = profile("slurm")
     asked = made["set-resources"]
     assert {rule for rule, wanted in asked.items() if wanted.get("gpu")} == HEAVY
     assert all("attempt" in str(wanted["mem_mb"]) for wanted in asked.values())
     assert made["latency-wait"] >= 30 and made["retries"] >= 1 and made["slurm-requeue"] is True
     assert made["slurm-no-account"] is True and "slurm_partition" not in made["default-resources"]
+    monkeypatch.setenv("DRAFTPOOL_GPUS", "0")
+    monkeypatch.setenv("DRAFTPOOL_TRAINING_GPUS", "4")
+    asked = profile("slurm")["set-resources"]
+    assert {rule: wanted["gpu"] for rule, wanted in asked.items() if wanted.get("gpu")} == {
+        "train_drafter": 4
+    }
     monkeypatch.setenv("SBATCH_PARTITION", "long")
     monkeypatch.setenv("SBATCH_ACCOUNT", "lab")
     made = profile("slurm")
@@ -104,6 +112,8 @@ def test_snakemake_knows_every_line_of_the_kubernetes_profile(monkeypatch):
     pytest.importorskip("snakemake_storage_plugin_s3")
     from snakemake.cli import get_argument_parser
 
+    for name in ("SNAKEMAKE_STORAGE_S3_ACCESS_KEY", "SNAKEMAKE_STORAGE_S3_SECRET_KEY", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
     read = get_argument_parser(profiles=[str(PROFILES / "kubernetes")]).parse_args([])
     assert read.executor == "kubernetes" and read.jobs == 20
     assert read.set_resources["train_drafter"]["gpu"].value == 1
