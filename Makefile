@@ -48,9 +48,9 @@ test: $(READY)
 	pytest $(PYTEST_ARGS)
 
 test-tools:
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver rsync
 	tests/cluster/slurm.sh install
-	which chromium chromedriver rsync >/dev/null || \
-		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver rsync
 
 # Speed against peers, on the artefacts of `make study`; nothing else should run meanwhile.
 bench: $(READY)
