@@ -253,8 +253,6 @@ def _run_stage(arguments: argparse.Namespace) -> int:
         processes, accumulate = split_of(flags["out"].name)
         processes = flags.pop("processes") or processes
         flags["accumulate"] = flags["accumulate"] or accumulate
-    # What ranks write down of their command; the launcher keeps `argv` as it was given.
-    sys.argv[:] = mask_command(sys.argv)
     if launch.is_rank():
         launch.end_with_parent()
         return _call(module_name, function_name, command, threads, cfg, flags)
@@ -370,6 +368,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments = _parser().parse_args(argv)
         # What ranks of a shared training are started with.
         arguments.argv = sys.argv[1:] if argv is None else argv
+        # What every process writes down of its command.
+        sys.argv[:] = mask_command(sys.argv)
         return _run(arguments) or 0
     except DraftpoolError as error:
         return _fail(str(error))

@@ -12,7 +12,6 @@ from typing import Any
 
 from draftpool.artefacts import atomic_path, provenance, read_json, write_json
 from draftpool.provenance.contents import content_digest, contents, digest_of, record_path
-from draftpool.provenance.secrets import mask_command
 
 # Flags that name what a stage writes.
 WRITTEN = ("out", "state")
@@ -83,7 +82,7 @@ def recorded(stage: str, cfg: dict, flags: dict[str, Any], resolved: bool = True
     """Run a stage inside: its inputs are digested before, and its record is completed when it has succeeded.
 
     A folder's record is its `provenance.json`. That of a single file lies in the folder `provenance/` beside it, as
-    `<name>.json` with the configuration in it. Secrets are taken out of the command line before the stage sees it.
+    `<name>.json` with the configuration in it.
 
     Args:
         stage: Sub-command.
@@ -92,7 +91,6 @@ def recorded(stage: str, cfg: dict, flags: dict[str, Any], resolved: bool = True
         resolved: Whether a file's configuration is also written as `<name>.yaml`, which `--cfg @` reads.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    sys.argv[:] = mask_command(sys.argv)
     inputs = inputs_of(flags, cfg)
     yield
     out = flags["out"]
