@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from whole_runs import finish
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
@@ -58,15 +59,7 @@ class Slurm:
         ]
 
     def run(self, folder: Path, *arguments: str, overlays: tuple[Path, ...] = ()) -> str:
-        done = subprocess.run(
-            self.command(folder, *arguments, overlays=overlays),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=1800,
-        )
-        assert done.returncode == 0, done.stdout[-6000:]
-        return done.stdout
+        return finish(self.command(folder, *arguments, overlays=overlays))
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
+
+from whole_runs import finish
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEFAULT, SMOKE = REPOSITORY / "config/default.yaml", REPOSITORY / "config/smoke.yaml"
@@ -17,12 +18,4 @@ def command(folder: Path, *arguments: str, overlays: tuple[Path, ...] = ()) -> l
 
 
 def run(folder: Path, *arguments: str, overlays: tuple[Path, ...] = ()) -> str:
-    done = subprocess.run(
-        command(folder, *arguments, overlays=overlays),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout
+    return finish(command(folder, *arguments, overlays=overlays))
