@@ -42,6 +42,10 @@ class Slurm:
             found.append(job | {"rule": rule[1] if rule else job.get("Comment", "")})
         return found
 
+    def runs_still(self, job: dict[str, str]) -> bool:
+        """Whether a step of a job has not ended yet: slurmd keeps a socket for each."""
+        return any(self.folder.glob(f"spool/*_{job['JobId']}.*"))
+
     def node(self, state: str) -> None:
         """Take the node away (`down`) or give it back (`up`)."""
         subprocess.run([SCRIPT, "node", self.folder, state], check=True, timeout=60)

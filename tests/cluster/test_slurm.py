@@ -139,8 +139,10 @@ def train_under_faults(slurm, folder: Path, overlay: Path, faults: dict) -> None
                 time.sleep(0.05)
             while snakemake.poll() is None and time.monotonic() < deadline:
                 for job in slurm.jobs():
-                    # Slurm lets a job wait two minutes before it begins again.
-                    if job["JobState"] == "PENDING" and job["Reason"] == "BeginTime":
+                    # Slurm lets a job wait two minutes before it begins again. Begun before its old steps end, it
+                    # is a second copy to slurmd, and the node is drained.
+                    waits = job["JobState"] == "PENDING" and job["Reason"] == "BeginTime"
+                    if waits and not slurm.runs_still(job):
                         slurm.call("scontrol", "update", f"jobid={job['JobId']}", "starttime=now")
                 time.sleep(1)
             assert snakemake.poll() == 0, (folder / "faults.log").read_text()[-4000:]
