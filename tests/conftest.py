@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ sys.path.insert(0, SOURCES)
 # Processes that tests start find the sources and the tools of this environment, activated or not.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCES, os.environ.get("PYTHONPATH")]))
 os.environ["PATH"] = os.pathsep.join([BESIDE_PYTHON, os.environ["PATH"]])
+# A shell that runs tests in the background makes them, and so the processes they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config) -> None:

@@ -108,16 +108,9 @@ class SmallDisk:
 
 
 def start(command: list[str], log: Path) -> subprocess.Popen:
-    """Start Snakemake as the leader of its own process group, with Ctrl-C working as on a terminal."""
+    """Start Snakemake as the leader of its own process group."""
     with log.open("a", encoding="utf-8") as handle:
-        return subprocess.Popen(
-            command,
-            stdout=handle,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            # A shell that runs tests in the background makes them, and so their children, ignore it.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
-        )
+        return subprocess.Popen(command, stdout=handle, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def disturb(
